@@ -1,0 +1,151 @@
+"""Every error this package raises on purpose.
+
+Each type subclasses the builtin that users of dicts, tensors and
+``torch.distributed`` already catch.  A message says what cannot be done, where,
+what was expected, what was got, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+LOCKED_MESSAGE = (
+    "Cannot modify locked TensorDict. For in-place modification, consider using the "
+    "`set_()` method and make sure the key is present."
+)
+
+
+class TensorDictError(Exception):
+    """Base of the errors raised by this package."""
+
+
+class LockedError(TensorDictError, RuntimeError):
+    """An entry would be added, removed or replaced in a locked tensordict."""
+
+    def __init__(self, message: str = LOCKED_MESSAGE) -> None:
+        super().__init__(message)
+
+
+class BatchSizeError(TensorDictError, RuntimeError):
+    """A shape does not start with the batch size it has to start with."""
+
+
+class ShapeError(TensorDictError, RuntimeError):
+    """Shapes do not fit each other (stack, cat, in-place writes, expand)."""
+
+
+class EntryTypeError(TensorDictError, TypeError, ValueError):
+    """A value of a type that cannot be used here."""
+
+
+class MissingKeyError(TensorDictError, KeyError):
+    """A key is not there, or something that is not a key was used as one."""
+
+    def __str__(self) -> str:
+        # KeyError prints the repr of its argument; a sentence should read as one.
+        return str(self.args[0]) if self.args else ""
+
+
+class NotANodeError(MissingKeyError):
+    """A nested key leads through an entry that holds no entries."""
+
+
+class StructureError(MissingKeyError, RuntimeError):
+    """Two trees do not have the same keys."""
+
+
+class CastError(TensorDictError, ValueError):
+    """A cast cannot be done or is not allowed by the policy."""
+
+
+class TransferError(TensorDictError, RuntimeError):
+    """Moving data between devices, layouts or ranks failed."""
+
+
+class LayoutError(TransferError, ValueError):
+    """A sharding layout cannot be used, or would have to change without ``reshard``."""
+
+
+class UnsupportedLeaf(TransferError, TypeError):
+    """A leaf that has no safe encoding: names its path and its type."""
+
+    def __init__(self, path: Any, what: str, advice: str = "") -> None:
+        self.path = path
+        self.what = what
+        self.advice = advice
+        text = f"Cannot encode the entry {path!r}: {what} has no encoding without pickle."
+        super().__init__(f"{text} {advice}".rstrip())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.what, self.advice)
+
+
+class SchemaMismatch(TransferError, ValueError):
+    """Two ranks, or a plan and a tree, disagree on the structure: lists every difference."""
+
+    def __init__(self, headline: str, differences: Sequence[tuple[Any, str]] = ()) -> None:
+        self.headline = headline
+        self.differences = list(differences)
+        super().__init__(table_of(headline, self.differences))
+
+    @property
+    def paths(self) -> list[Any]:
+        """The paths that differ, in order."""
+        return [path for path, _ in self.differences]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.headline, self.differences)
+
+
+class PlanMismatch(TransferError, ValueError):
+    """Ranks hold different plans, or a plan is run on a tree it was not made for."""
+
+
+class LossyCast(TransferError, ValueError):
+    """A cast would lose values that the policy does not allow to lose."""
+
+
+class TransferTimeout(TransferError, TimeoutError):
+    """A peer said nothing for longer than the timeout."""
+
+
+class PeerLost(TransferError, ConnectionError):
+    """The process at the other end is gone."""
+
+
+class WireError(TransferError, ValueError):
+    """Bytes that are not a frame of this protocol: says why and at which offset."""
+
+    def __init__(self, reason: str, offset: int | None = None) -> None:
+        self.reason = reason
+        self.offset = offset
+        where = "" if offset is None else f" at byte {offset}"
+        super().__init__(f"Cannot read the frame{where}: {reason}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.offset)
+
+
+class ChecksumMismatch(WireError):
+    """The payload does not have the checksum its header announces."""
+
+
+class StagingExhausted(TransferError, MemoryError):
+    """A staging buffer larger than its pool allows was asked for."""
+
+
+class FileFormatError(TensorDictError, ValueError):
+    """A file or folder is not what its name or header says."""
+
+
+def table_of(headline: str, rows: Iterable[tuple[Any, str]], limit: int = 50) -> str:
+    """A headline and one aligned line per path; says how many were left out past ``limit``."""
+    lines = [(repr(path), text) for path, text in rows]
+    if not lines:
+        return headline
+    width = min(60, max(len(path) for path, _ in lines[:limit]))
+    body = [f"    {path:<{width}}  {text}" for path, text in lines[:limit]]
+    if len(lines) > limit:
+        body.append(f"    ... and {len(lines) - limit} more")
+    return "\n".join([headline, *body])
