@@ -1,0 +1,28 @@
+"""A dict of torch tensors that behaves like one tensor."""
+
+from ._keys import unravel_key, unravel_key_list, unravel_key_to_tuple
+from ._typing import NestedKey
+from .containers.base import TensorDictBase
+from .containers.dense import TensorDict
+from .core.leaf import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
+from .ops.combine import cat, stack
+from .ops.keys import default_is_leaf, is_leaf_nontensor
+
+__version__ = "0.16.0"
+
+__all__ = [
+    "MetaData",
+    "NestedKey",
+    "NonTensorData",
+    "NonTensorDataBase",
+    "NonTensorStack",
+    "TensorDict",
+    "TensorDictBase",
+    "cat",
+    "default_is_leaf",
+    "is_leaf_nontensor",
+    "stack",
+    "unravel_key",
+    "unravel_key_list",
+    "unravel_key_to_tuple",
+]

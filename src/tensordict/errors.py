@@ -35,6 +35,10 @@ class ShapeError(TensorDictError, RuntimeError):
     """Shapes do not fit each other (stack, cat, in-place writes, expand)."""
 
 
+class DimError(TensorDictError, IndexError, RuntimeError):
+    """A dimension or an index is out of range."""
+
+
 class EntryTypeError(TensorDictError, TypeError, ValueError):
     """A value of a type that cannot be used here."""
 

@@ -1,0 +1,41 @@
+"""`TensorDictBase`: everything that every kind of tensordict can do."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from ..core.undo import leave
+from ..ops.apply import ApplyMethods
+from ..ops.dispatch import DispatchMethods
+from ..ops.display import DisplayMethods
+from ..ops.mapping import MappingMethods
+from ..ops.metadata import MetadataMethods
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TensorDictBase(
+    MappingMethods,
+    MetadataMethods,
+    ApplyMethods,
+    DisplayMethods,
+    DispatchMethods,
+):
+    """Abstract base of the dict-like classes: concerns are mixins, kinds implement primitives."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is None:
+            leave(self)
+        else:
+            self._undo = None  # a failed block writes nothing back
+
+
+# Mappings by duty, not by inheritance: ABCMeta would slow every isinstance in a hot loop.
+MutableMapping.register(TensorDictBase)  # type: ignore[type-abstract]

@@ -1,0 +1,131 @@
+"""The node contract: what every kind of tree node is made of and must be able to do.
+
+A node holds named *entries*: tensors, other leaf kinds, or nodes.  Everything a user
+can do is defined once, above, over the primitives of this class.  `Node` uses a plain
+metaclass (``isinstance`` on it is in hot loops); ``tests/contract`` checks that each
+kind implements the primitives.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import torch
+from torch import Size, Tensor
+
+from .leaf import Leaf
+from .structural import DimNames, StructuralOp
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .lock import LockState
+    from .undo import Undo
+
+Entry: TypeAlias = "Tensor | Leaf | Node"
+
+# Marks "keep what the node has" in `Node._like`.
+KEEP: Any = object()
+
+
+class Node:
+    """An inner node of a tree: named entries under one batch size.
+
+    Attributes (all private to the package):
+        _batch_size: leading shape that every entry has.
+        _device: device that entries are moved to when written; None moves nothing.
+        _dim_names: one name or None per batch dimension; None when there is no name.
+        _lock: None when unlocked.
+        _undo: how a ``with`` block on this result is written back; None for most.
+    """
+
+    __slots__ = ("__weakref__", "_batch_size", "_device", "_dim_names", "_lock", "_undo")
+
+    kind: ClassVar[str]
+
+    _batch_size: Size
+    _device: torch.device | None
+    _dim_names: DimNames | None
+    _lock: LockState | None
+    _undo: Undo | None
+
+    # --- primitives: one level ---------------------------------------------------
+
+    @abstractmethod
+    def _fetch(self, name: str) -> Entry | None:
+        """The entry of a name, None when there is none."""
+
+    @abstractmethod
+    def _store(self, name: str, entry: Entry) -> None:
+        """Put an entry that was checked before (`core.write`)."""
+
+    @abstractmethod
+    def _remove(self, name: str) -> None:
+        """Drop a name that is there."""
+
+    @abstractmethod
+    def _items(self) -> Collection[tuple[str, Entry]]:
+        """Names and entries in insertion order; sized."""
+
+    @abstractmethod
+    def _names(self) -> Collection[str]:
+        """Names in insertion order; sized, with a fast ``in``."""
+
+    @abstractmethod
+    def _children(self) -> list[Node]:
+        """The entries that are nodes."""
+
+    @abstractmethod
+    def _like(
+        self,
+        entries: dict[str, Entry],
+        batch_size: Size = KEEP,
+        dim_names: DimNames | None = KEEP,
+        device: torch.device | None = KEEP,
+    ) -> Self:
+        """An unlocked node of this kind over other entries (taken over, not copied)."""
+
+    @abstractmethod
+    def _child(self) -> Node:
+        """An empty node to be stored in this one, of its batch size, device and names."""
+
+    # --- primitives: the whole tree ----------------------------------------------
+
+    @abstractmethod
+    def _collect(self, out: list[Tensor]) -> None:
+        """Append the tensors in insertion order, depth first."""
+
+    @abstractmethod
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        """The same tree, unlocked, over other tensors in the order of `_collect`."""
+
+    @abstractmethod
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        """The same tree, unlocked, over ``fn(tensor)``; shapes keep their batch size."""
+
+    @abstractmethod
+    def _restructure(self, op: StructuralOp) -> Self:
+        """The tree after a shape or index operation on its batch dimensions."""
+
+    @classmethod
+    @abstractmethod
+    def _stack(cls, nodes: Sequence[Any], dim: int) -> Any:
+        """Nodes of this kind, equal in structure, stacked along a new batch dimension."""
+
+    @classmethod
+    @abstractmethod
+    def _cat(cls, nodes: Sequence[Any], dim: int) -> Any:
+        """Nodes of this kind, equal in structure, concatenated along a batch dimension."""
+
+    # --- primitives: description, for files, wire and pickle -----------------------
+
+    @abstractmethod
+    def _header(self) -> dict[str, Any]:
+        """What `_from_header` needs beside the entries: plain values only."""
+
+    @classmethod
+    @abstractmethod
+    def _from_header(cls, header: dict[str, Any], entries: dict[str, Entry]) -> Any:
+        """An unlocked node from `_header` and its entries."""

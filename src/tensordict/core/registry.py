@@ -1,0 +1,65 @@
+"""Node and leaf kinds by name.
+
+Code that must make a node of a kind it cannot import (load a folder, receive a
+message) asks here.  A name that came from outside is looked up, never imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import EntryTypeError
+
+if TYPE_CHECKING:
+    from .leaf import Leaf
+    from .node import Node
+
+C = TypeVar("C", bound=type)
+
+_nodes: dict[str, type[Node]] = {}
+_leaves: dict[str, type[Leaf]] = {}
+
+
+def register_node(cls: C) -> C:
+    """Make a node class known under its ``kind``."""
+    _nodes[cls.kind] = cls  # type: ignore[attr-defined]
+    return cls
+
+
+def register_leaf(cls: C) -> C:
+    """Make a leaf class known under its ``kind``."""
+    _leaves[cls.kind] = cls  # type: ignore[attr-defined]
+    return cls
+
+
+def node_class(kind: str) -> Any:
+    """The node class of a kind.
+
+    Raises:
+        EntryTypeError: for a kind that nothing registered.
+    """
+    return _find(_nodes, kind, "node")
+
+
+def leaf_class(kind: str) -> Any:
+    """The leaf class of a kind.
+
+    Raises:
+        EntryTypeError: for a kind that nothing registered.
+    """
+    return _find(_leaves, kind, "leaf")
+
+
+def node_kinds() -> tuple[str, ...]:
+    """The names of all node kinds."""
+    return tuple(_nodes)
+
+
+def _find(table: dict[str, Any], kind: str, what: str) -> Any:
+    try:
+        return table[kind]
+    except KeyError:
+        raise EntryTypeError(
+            f"Cannot make a {what} of kind {kind!r}: expected one of {sorted(table)}. "
+            f"Import the module that defines it first."
+        ) from None

@@ -1,0 +1,134 @@
+"""The one traversal family: collect, rebuild, map, zip; with and without paths.
+
+Order everywhere: insertion order, depth first.  Only this module and the node
+primitives recurse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from .._keys import short
+from .._typing import Path
+from ..errors import StructureError, table_of
+from .leaf import Leaf
+from .node import Entry, Node
+
+N = TypeVar("N", bound=Node)
+
+
+def leaves(node: Node) -> list[Tensor]:
+    """The tensors of a tree; a locked tree caches the list (do not change it)."""
+    lock = node._lock
+    if lock is not None:
+        if lock.leaves is None:
+            out: list[Tensor] = []
+            node._collect(out)
+            lock.leaves = out
+        return lock.leaves
+    out = []
+    node._collect(out)
+    return out
+
+
+def rebuild(node: N, tensors: Iterable[Tensor]) -> N:
+    """The same tree, unlocked, over other tensors in the order of `leaves`."""
+    return node._rebuild(iter(tensors))
+
+
+def map_leaves(node: N, fn: Callable[[Tensor], Tensor]) -> N:
+    """The same tree, unlocked, over ``fn(tensor)``."""
+    return node._map(fn)
+
+
+def entries_with_path(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Tensor | Leaf]]:
+    """Every entry that is not a node, with its path."""
+    for name, entry in node._items():
+        path = (*prefix, name)
+        if isinstance(entry, Node):
+            yield from entries_with_path(entry, path)
+        else:
+            yield path, entry
+
+
+def leaves_with_path(node: Node) -> list[tuple[Path, Tensor]]:
+    """The tensors of a tree with their paths, in the order of `leaves`."""
+    return [(path, x) for path, x in entries_with_path(node) if isinstance(x, Tensor)]
+
+
+def nodes_with_path(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every node of a tree, parents before children, the root first with path ``()``."""
+    yield prefix, node
+    for name, entry in node._items():
+        if isinstance(entry, Node):
+            yield from nodes_with_path(entry, (*prefix, name))
+
+
+def map_leaves_with_path(node: N, fn: Callable[[Path, Tensor], Tensor], prefix: Path = ()) -> N:
+    """The same tree, unlocked, over ``fn(path, tensor)``."""
+    return node._rebuild(iter([fn((*prefix, *path), x) for path, x in leaves_with_path(node)]))
+
+
+def map_entries(node: N, fn: Callable[[Path, Tensor | Leaf], Entry | None], prefix: Path = ()) -> N:
+    """The same tree, unlocked, over ``fn(path, entry)``; an entry mapped to None is dropped.
+
+    The results must fit the node's batch size: nothing is checked.
+    """
+    out: dict[str, Entry] = {}
+    for name, entry in node._items():
+        path = (*prefix, name)
+        if isinstance(entry, Node):
+            out[name] = map_entries(entry, fn, path)
+        else:
+            new = fn(path, entry)
+            if new is not None:
+                out[name] = new
+    return node._like(out)
+
+
+def leaves_like(node: Node, other: Node) -> list[Tensor]:
+    """The tensors of ``other`` in the order of ``leaves(node)``, matched by key.
+
+    Raises:
+        StructureError: (a ``KeyError``) when the two do not hold tensors under the
+            same keys; lists every key that differs.
+    """
+    out: list[Tensor] = []
+    if not _zip(node, other, out):
+        raise StructureError(_difference(node, other))
+    return out
+
+
+def _zip(node: Node, other: Node, out: list[Tensor]) -> bool:
+    mine = node._items()
+    # Non-tensor entries may be on one side only: they take no part.
+    if len(other._names()) != len(mine) and _count(other) != _count(node):
+        return False
+    for name, entry in mine:
+        if isinstance(entry, Tensor):
+            theirs = other._fetch(name)
+            if not isinstance(theirs, Tensor):
+                return False
+            out.append(theirs)
+        elif isinstance(entry, Node):
+            theirs = other._fetch(name)
+            if not isinstance(theirs, Node) or not _zip(entry, theirs, out):
+                return False
+    return True
+
+
+def _count(node: Node) -> int:
+    return sum(not isinstance(entry, Leaf) for _, entry in node._items())
+
+
+def _difference(node: Node, other: Node) -> str:
+    mine = {path for path, _ in leaves_with_path(node)}
+    theirs = {path for path, _ in leaves_with_path(other)}
+    rows: list[tuple[Any, str]] = [(short(p), "only in the first") for p in sorted(mine - theirs)]
+    rows += [(short(p), "only in the second") for p in sorted(theirs - mine)]
+    if not rows:
+        rows = [((), "empty nested tensordicts differ")]
+    return table_of(f"keys in tensordicts mismatch: {len(rows)} differ.", rows)

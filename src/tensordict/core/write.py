@@ -1,0 +1,366 @@
+"""The one checked write: a user's value becomes an entry that fits its node.
+
+Checks live here, at the user's door; results of our own operations go straight to
+``Node._store``.  A write converts and checks everything before it changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Size, Tensor
+
+from .._keys import short
+from .._options import option
+from .._typing import Path
+from ..errors import (
+    BatchSizeError,
+    EntryTypeError,
+    LockedError,
+    MissingKeyError,
+    NotANodeError,
+    ShapeError,
+)
+from .leaf import Leaf, NonTensorData, NonTensorStack
+from .lock import touched
+from .node import Entry, Node
+
+_NUMBERS = (bool, int, float)
+_NUMERIC_KINDS = "biufc"
+
+
+def entry_of(node: Node, value: Any, path: Path, non_blocking: bool = False) -> Entry:
+    """The entry that ``value`` becomes when written to ``node``: checked, moved, converted.
+
+    Args:
+        node: the node written to; it is not changed.
+        value: tensor, node, number, array, mapping, list or any other object.
+        path: where it goes, for errors.
+        non_blocking: passed to the copy when the node's device moves the value.
+
+    Raises:
+        BatchSizeError: the shape does not start with the node's batch size.
+    """
+    if isinstance(value, Tensor):
+        batch = node._batch_size
+        if batch and value.shape[: len(batch)] != batch:
+            raise BatchSizeError(_shape_message(batch, value.shape, path))
+        device = node._device
+        if device is not None and value.device != device:
+            return value.to(device, non_blocking=non_blocking)
+        return value
+    if isinstance(value, Node):
+        return _node_entry(node, value, path, non_blocking)
+    if isinstance(value, Leaf):
+        return value._with(_leaf_size(node, value, path), node._device)
+    return _converted(node, value, path, non_blocking)
+
+
+def resolve(node: Node, path: Path) -> tuple[Node, Path]:
+    """The deepest existing node on the way to ``path``, and the names left from there.
+
+    Raises:
+        NotANodeError: the way leads through an entry that holds no entries.
+    """
+    for i, name in enumerate(path[:-1]):
+        below = node._fetch(name)
+        if below is None:
+            return node, path[i:]
+        if not isinstance(below, Node):
+            raise not_a_node(path, i, below)
+        node = below
+    return node, path[-1:]
+
+
+def assign(node: Node, path: Path, value: Any, non_blocking: bool = False) -> None:
+    """Write ``value`` under ``path``, replacing what is there; makes the nodes between.
+
+    Raises:
+        LockedError: the node written to is locked.
+    """
+    commit(*prepare(node, path, value, non_blocking))
+
+
+def prepare(
+    node: Node, path: Path, value: Any, non_blocking: bool = False, ignore_lock: bool = False
+) -> tuple[Node, Path, Entry]:
+    """Everything of `assign` but the write: arguments for `commit`."""
+    if len(path) > 1:
+        node, path = resolve(node, path)
+    if node._lock is not None and not ignore_lock:
+        raise LockedError
+    # Nodes made on the way have the same batch size and device, so one check serves all.
+    return node, path, entry_of(node, value, path, non_blocking)
+
+
+def commit(node: Node, path: Path, entry: Entry) -> None:
+    """Store an entry that `prepare` checked."""
+    if len(path) > 1:
+        node, path = resolve(node, path)  # an earlier commit may have made part of the way
+    for name in path[:-1]:
+        child = node._child()
+        node._store(name, child)
+        node = child
+    node._store(path[-1], entry)
+    if node._lock is not None:
+        touched(node)
+
+
+def fetch(node: Node, path: Path) -> Entry | None:
+    """The entry under ``path``, None when any part of the way is missing.
+
+    Raises:
+        NotANodeError: (a ``KeyError``) the way leads through a tensor.
+    """
+    for i, name in enumerate(path[:-1]):
+        below = node._fetch(name)
+        if below is None:
+            return None
+        if not isinstance(below, Node):
+            raise not_a_node(path, i, below)
+        node = below
+    return node._fetch(path[-1])
+
+
+def require(node: Node, path: Path) -> Entry:
+    """The entry under ``path``.
+
+    Raises:
+        MissingKeyError: (a ``KeyError``) when there is none.
+    """
+    entry = fetch(node, path)
+    if entry is None:
+        raise missing(node, path)
+    return entry
+
+
+def missing(node: Node, path: Path) -> MissingKeyError:
+    """The error for a key that is not there, naming the keys that are."""
+    if len(path) == 1:
+        return MissingKeyError(
+            f'key "{path[0]}" not found in TensorDict with keys {sorted(node._names())}'
+        )
+    parent = node
+    for name in path[:-1]:
+        below = parent._fetch(name)
+        if not isinstance(below, Node):
+            break
+        parent = below
+    return MissingKeyError(
+        f"key {path!r} not found in TensorDict with keys {sorted(parent._names())} "
+        f"at the last level that exists"
+    )
+
+
+def not_a_node(path: Path, i: int, entry: Entry) -> NotANodeError:
+    """The error for a nested key that leads through a leaf."""
+    return NotANodeError(
+        f"{short(path[: i + 1])!r} is a {type(entry).__name__}, not a tensordict, "
+        f"so it has no entry {path[i + 1]!r}."
+    )
+
+
+def write_into(target: Tensor, value: Any, path: Path) -> Tensor:
+    """Check that ``value`` can be copied into ``target`` (broadcast, cast); the tensor to copy.
+
+    Raises:
+        ShapeError: (a ``RuntimeError``) when the shape does not fit.
+    """
+    if not isinstance(value, Tensor):
+        value = torch.as_tensor(value, device=target.device)
+    if value.shape != target.shape:
+        try:
+            value = value.expand(target.shape)
+        except RuntimeError:
+            raise ShapeError(
+                f"Failed to update {short(path)!r} in tensordict: the value of shape "
+                f"{list(value.shape)} does not fit the entry of shape {list(target.shape)}. "
+                f"Use set() to replace the entry."
+            ) from None
+    return value
+
+
+def _node_entry(node: Node, value: Node, path: Path, non_blocking: bool) -> Node:
+    batch = node._batch_size
+    mine = value._batch_size
+    if mine[: len(batch)] != batch:
+        if len(mine) >= len(batch) or batch[: len(mine)] != mine:
+            raise BatchSizeError(
+                f"Cannot set {short(path)!r} in a TensorDict of batch size {list(batch)}: expected a "
+                f"tensordict whose batch size starts with it, got batch size {list(mine)}. "
+                f"Expand the value or change the batch size."
+            )
+        value = _resized(value, batch, path)
+    if any(part is node for part in _subtree(value)):
+        raise EntryTypeError(
+            f"Cannot set {short(path)!r}: the tensordict would contain itself. Store a copy()."
+        )
+    device = node._device
+    if device is not None and value._device != device:
+        value = on_device(value, device, non_blocking)
+    return value
+
+
+def _subtree(node: Node) -> list[Node]:
+    out = [node]
+    for part in out:
+        out.extend(part._children())
+    return out
+
+
+def _resized(node: Node, batch: Size, path: Path) -> Node:
+    """A copy of the containers with a longer batch size, checked against every leaf."""
+    out: dict[str, Entry] = {}
+    for name, entry in node._items():
+        here = (*path, name)
+        if isinstance(entry, Tensor):
+            if entry.shape[: len(batch)] != batch:
+                raise BatchSizeError(
+                    f"the Tensor {short(here)!r} has shape {entry.shape} which is incompatible with "
+                    f"the batch-size {batch}. Expand the value or change the batch size."
+                )
+            out[name] = entry
+        elif isinstance(entry, Node):
+            short_batch = len(entry._batch_size) < len(batch)
+            if not short_batch and entry._batch_size[: len(batch)] != batch:
+                raise BatchSizeError(
+                    f"the nested tensordict {short(here)!r} has batch size {entry._batch_size} which "
+                    f"is incompatible with the batch-size {batch}."
+                )
+            out[name] = _resized(entry, batch, here) if short_batch else entry
+        else:
+            out[name] = entry._with(batch, entry._device)
+    return node._like(out, batch, None)
+
+
+def on_device(node: Node, device: torch.device | None, non_blocking: bool = False) -> Node:
+    """A copy of the containers with another device attribute, leaves moved when it is not None."""
+    out: dict[str, Entry] = {}
+    for name, entry in node._items():
+        if isinstance(entry, Tensor):
+            if device is not None and entry.device != device:
+                entry = entry.to(device, non_blocking=non_blocking)
+            out[name] = entry
+        elif isinstance(entry, Node):
+            out[name] = on_device(entry, device, non_blocking)
+        else:
+            out[name] = entry._with(entry._batch_size, device)
+    return node._like(out, device=device)
+
+
+def _leaf_size(node: Node, leaf: Leaf, path: Path) -> Size:
+    batch = node._batch_size
+    mine = leaf._batch_size
+    if mine[: len(batch)] == batch:
+        return mine
+    if isinstance(leaf, NonTensorData) and not mine:
+        return batch  # a bare value stands for the whole batch
+    if batch[: len(mine)] == mine:
+        return batch
+    raise BatchSizeError(_shape_message(batch, mine, path))
+
+
+def _converted(node: Node, value: Any, path: Path, non_blocking: bool) -> Entry:
+    if isinstance(value, _NUMBERS):
+        if node._batch_size:
+            raise BatchSizeError(
+                _shape_message(node._batch_size, EMPTY_SHAPE, path)
+                + f" A number has no batch: expand it (torch.full({list(node._batch_size)}, ...)) or "
+                f"wrap it in NonTensorData."
+            )
+        return torch.tensor(value, device=node._device)
+    if isinstance(value, Mapping):
+        return _mapping_entry(node, value, path, non_blocking)
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.kind in _NUMERIC_KINDS:
+            return entry_of(node, _from_numpy(value), path, non_blocking)
+        return NonTensorData._new(value, node._batch_size, node._device)
+    if isinstance(value, (list, tuple)):
+        return _sequence_entry(node, value, path, non_blocking)
+    return NonTensorData._new(value, node._batch_size, node._device)
+
+
+EMPTY_SHAPE = Size([])
+
+
+def _from_numpy(value: Any) -> Tensor:
+    if isinstance(value, np.generic):
+        return torch.as_tensor(value)
+    if any(stride < 0 for stride in value.strides) or not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="), copy=True, order="C")
+    if not value.flags.writeable:
+        value = value.copy()  # a tensor over it could write to it
+    return torch.from_numpy(value)
+
+
+def _mapping_entry(node: Node, value: Mapping[Any, Any], path: Path, non_blocking: bool) -> Node:
+    child = node._child()
+    fill(child, value, path, non_blocking)
+    return child
+
+
+def fill(
+    node: Node, source: Mapping[Any, Any], path: Path = (), non_blocking: bool = False
+) -> None:
+    """Write every item of a mapping into a fresh node (left half-filled on an error)."""
+    from .._keys import path_of
+
+    for key, value in source.items():
+        below = path_of(key)
+        target, rest = (node, below) if len(below) == 1 else resolve(node, below)
+        commit(target, rest, entry_of(target, value, (*path, *below), non_blocking))
+
+
+def _sequence_entry(node: Node, value: Any, path: Path, non_blocking: bool) -> Entry:
+    flat = _flat(value)
+    if flat and all(isinstance(x, Tensor) for x in flat) and isinstance(value[0], Tensor):
+        try:
+            stacked = torch.stack(list(value))
+        except RuntimeError as err:
+            raise ShapeError(
+                f"Cannot set {short(path)!r} to a list of tensors that do not stack: {err}. "
+                f"Wrap the list in NonTensorData to keep it as it is."
+            ) from None
+        return entry_of(node, stacked, path, non_blocking)
+    if all(isinstance(x, (*_NUMBERS, np.number, np.bool_, complex)) for x in flat):
+        try:
+            return entry_of(node, torch.tensor(value), path, non_blocking)
+        except (ValueError, TypeError, RuntimeError) as err:
+            if isinstance(err, BatchSizeError):
+                raise
+            # ragged numbers: not a tensor
+    if isinstance(value, list) and option("list_to_stack"):
+        return _stack_entry(node, value, path)
+    return NonTensorData._new(value, node._batch_size, node._device)
+
+
+def _stack_entry(node: Node, value: list[Any], path: Path) -> Entry:
+    batch = node._batch_size
+    if not batch:
+        return NonTensorStack.from_list(value, 1, node._device)
+    try:
+        stack = NonTensorStack.from_list(value, len(batch), node._device)
+    except ShapeError:
+        stack = NonTensorStack.from_list(value, 1, node._device)
+    return stack._with(_leaf_size(node, stack, path), node._device)
+
+
+def _flat(value: Any) -> list[Any]:
+    out: list[Any] = []
+    for x in value:
+        if isinstance(x, (list, tuple)):
+            out.extend(_flat(x))
+        else:
+            out.append(x)
+    return out
+
+
+def _shape_message(batch: Size, shape: Any, path: Path) -> str:
+    key = short(path) if path else "the source"
+    return (
+        f"batch dimension mismatch, got self.batch_size={batch} and value.shape={shape} for key "
+        f"{key!r}. Expected leading dimensions {list(batch)}: expand the value or change the batch size."
+    )

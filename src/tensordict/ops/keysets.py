@@ -1,0 +1,211 @@
+"""Choosing, dropping, splitting, renaming, flattening keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .._keys import path_of, short
+from .._typing import NO_DEFAULT, Path
+from ..core import write
+from ..core.leaf import Leaf
+from ..core.node import Entry, Node
+from ..errors import LockedError, MissingKeyError
+
+# A selection: name -> None (the whole entry) or a selection below it.
+Selection = dict[str, Any]
+
+
+def selection_of(keys: Iterable[Any]) -> Selection:
+    """The tree of names that a list of keys describes; a key covers the keys below it."""
+    out: Selection = {}
+    for key in keys:
+        path = path_of(key)
+        level = out
+        for name in path[:-1]:
+            below = level.setdefault(name, {})
+            if below is None:
+                break
+            level = below
+        else:
+            level[path[-1]] = None
+    return out
+
+
+def pick(node: Node, chosen: Selection, strict: bool, path: Path = ()) -> dict[str, Entry]:
+    """The chosen entries of a node, in the order of the selection.
+
+    Raises:
+        MissingKeyError: with ``strict``, for a chosen key that is not there.
+    """
+    out: dict[str, Entry] = {}
+    for name, below in chosen.items():
+        entry = node._fetch(name)
+        if entry is None:
+            if strict:
+                raise write.missing(node, (name,))
+            continue
+        if below is None:
+            out[name] = entry
+        elif isinstance(entry, Node):
+            out[name] = entry._like(pick(entry, below, strict, (*path, name)))
+        elif strict:
+            raise write.not_a_node((name, next(iter(below))), 0, entry)
+    return out
+
+
+def drop(node: Node, dropped: Selection) -> dict[str, Entry]:
+    """The entries of a node but the dropped ones; keys that are not there are ignored."""
+    out: dict[str, Entry] = {}
+    for name, entry in node._items():
+        if name not in dropped:
+            out[name] = entry
+            continue
+        below = dropped[name]
+        if below is not None:
+            out[name] = entry._like(drop(entry, below)) if isinstance(entry, Node) else entry
+    return out
+
+
+def replace_all(node: Node, entries: dict[str, Entry]) -> None:
+    """Make ``entries`` the entries of ``node``, in their order.
+
+    Raises:
+        LockedError: the node is locked.
+    """
+    if node._lock is not None:
+        raise LockedError
+    for name in list(node._names()):
+        node._remove(name)
+    for name, entry in entries.items():
+        node._store(name, entry)
+
+
+def split(
+    node: Node, key_sets: Sequence[Iterable[Any]], strict: bool, default: Any
+) -> tuple[list[dict[str, Entry]], dict[str, Entry]]:
+    """One set of entries for each key set, and the rest.
+
+    Raises:
+        MissingKeyError: a key in two sets, or (``strict`` without a default) not there.
+    """
+    seen: set[Path] = set()
+    for keys in key_sets:
+        for key in keys:
+            path = path_of(key)
+            if path in seen:
+                raise MissingKeyError(
+                    f"Cannot split: the key {short(path)!r} is in two key sets. Name it once."
+                )
+            seen.add(path)
+    parts = []
+    for keys in key_sets:
+        part = node._like({})
+        for key in keys:
+            path = path_of(key)
+            entry = write.fetch(node, path)
+            if entry is None:
+                if default is not NO_DEFAULT:
+                    write.assign(part, path, default)
+                elif strict:
+                    raise write.missing(node, path)
+                continue
+            write.commit(part, path, entry)
+        parts.append(dict(part._items()))
+    return parts, drop(node, selection_of(seen))
+
+
+def flatten(
+    node: Node, separator: str, is_leaf: Callable[[type], bool] | None
+) -> dict[str, tuple[Path, Entry]]:
+    """Flat name -> (path, entry); empty nodes vanish.
+
+    Raises:
+        MissingKeyError: two entries would get the same name.
+    """
+    out: dict[str, tuple[Path, Entry]] = {}
+    _flatten(node, (), separator, is_leaf, out)
+    return out
+
+
+def _flatten(
+    node: Node,
+    prefix: Path,
+    separator: str,
+    is_leaf: Callable[[type], bool] | None,
+    out: dict[str, tuple[Path, Entry]],
+) -> None:
+    for name, entry in node._items():
+        path = (*prefix, name)
+        if isinstance(entry, (Tensor, Leaf)) or (is_leaf is not None and is_leaf(type(entry))):
+            flat = separator.join(path)
+            if flat in out:
+                raise MissingKeyError(
+                    f"Cannot flatten keys with separator {separator!r}: {out[flat][0]!r} and "
+                    f"{path!r} would both be {flat!r}. Use another separator."
+                )
+            out[flat] = (path, entry)
+        else:
+            _flatten(entry, path, separator, is_leaf, out)
+
+
+def unflatten(node: Node, separator: str) -> dict[str, Entry]:
+    """Entries with each name split at the separator into nested nodes.
+
+    Raises:
+        MissingKeyError: a name clashes with an entry that is not nested.
+    """
+    out = node._like({})
+    for name, entry in node._items():
+        path = tuple(name.split(separator))
+        try:
+            clash = write.fetch(out, path)
+        except MissingKeyError as err:
+            raise MissingKeyError(f"Cannot unflatten {name!r}: {err}") from None
+        if clash is not None:
+            raise MissingKeyError(
+                f"Cannot unflatten {name!r}: there is already an entry {short(path)!r}."
+            )
+        if isinstance(entry, Node):
+            entry = entry._like(unflatten(entry, separator))
+        write.commit(out, path, entry)
+    return dict(out._items())
+
+
+def rename(node: Node, old: Path, new: Path, safe: bool) -> None:
+    """Move the entry ``old`` to ``new``.
+
+    Raises:
+        MissingKeyError: ``old`` is not there, or (``safe``) ``new`` is.
+    """
+    if node._lock is not None:
+        raise LockedError
+    entry = write.require(node, old)
+    if old == new:
+        return
+    if safe and write.fetch(node, new) is not None:
+        raise MissingKeyError(
+            f"key {short(new)!r} already present in TensorDict: cannot rename {short(old)!r} to it "
+            f"with safe=True."
+        )
+    target, rest, checked = write.prepare(node, new, entry)
+    remove(node, old)
+    write.commit(target, rest, checked)
+
+
+def remove(node: Node, path: Path) -> Entry:
+    """Drop the entry under ``path`` and return it.
+
+    Raises:
+        MissingKeyError: it is not there.
+        LockedError: the node that holds it is locked.
+    """
+    entry = write.require(node, path)
+    holder = node if len(path) == 1 else write.require(node, path[:-1])
+    assert isinstance(holder, Node)
+    if holder._lock is not None:
+        raise LockedError
+    holder._remove(path[-1])
+    return entry

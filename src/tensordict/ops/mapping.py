@@ -1,0 +1,506 @@
+"""The dict face of a tensordict: reading, writing and choosing entries by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .._keys import is_key, path_of, short, unravel_key_to_tuple
+from .._options import option
+from .._typing import NO_DEFAULT, NestedKey
+from ..core import write
+from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase
+from ..core.node import Entry, Node
+from ..core.undo import remember
+from ..errors import LockedError, MissingKeyError
+from . import keysets, update
+from .indexing import index_entry, read_rows, write_rows
+from .keys import ItemsView, KeysView, ValuesView
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+IsLeaf = Callable[[type], bool]
+
+
+class MappingMethods(Node):
+    """Keys in, entries out."""
+
+    __slots__ = ()
+
+    # --- reading -------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        """An entry for a key (str or tuple of str), else the rows that ``index`` selects.
+
+        Raises:
+            KeyError: the key is not there.
+            IndexError: the index does not fit the batch size.
+        """
+        if type(index) is str:
+            entry = self._fetch(index)
+            if isinstance(entry, Tensor):
+                return entry
+            if entry is None:
+                raise write.missing(self, (index,))
+        elif is_key(index):
+            entry = write.require(self, path_of(index))
+        else:
+            return read_rows(self, index)
+        return entry._value() if isinstance(entry, Leaf) else entry
+
+    def get(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """The entry of a key, or ``default``; non-tensor entries come in their wrapper.
+
+        >>> from tensordict import TensorDict
+        >>> TensorDict(a=0).get("b", 1), TensorDict(a=0).get("b") is None
+        (1, True)
+        """
+        entry = write.fetch(self, path_of(key))
+        if entry is not None:
+            return entry
+        if default is NO_DEFAULT:
+            if not option("get_defaults_to_none"):
+                raise write.missing(self, path_of(key))
+            return None
+        return default
+
+    def get_at(self, key: NestedKey, index: Any, default: Any = NO_DEFAULT) -> Any:
+        """The rows ``index`` of one entry, without indexing the others."""
+        entry = self.get(key, default)
+        if entry is default or entry is None:
+            return entry
+        return index_entry(self, entry, index)
+
+    def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """The raw value of a non-tensor entry; tensors and tensordicts as they are."""
+        entry = self.get(key, default)
+        return entry._value() if isinstance(entry, Leaf) else entry
+
+    def get_item_shape(self, key: NestedKey) -> Any:
+        """The full shape of an entry, batch dimensions included."""
+        entry = write.require(self, path_of(key))
+        return entry._batch_size if isinstance(entry, Node) else entry.shape
+
+    def entry_class(self, key: NestedKey) -> type:
+        """The class of an entry."""
+        return type(write.require(self, path_of(key)))
+
+    def is_non_tensor(self, key: NestedKey) -> bool:
+        """Whether the entry is non-tensor data."""
+        return isinstance(write.require(self, path_of(key)), NonTensorDataBase)
+
+    def __contains__(self, key: object) -> bool:
+        if type(key) is str:
+            return key in self._names()
+        path = unravel_key_to_tuple(key)
+        if not path:
+            raise RuntimeError(
+                f"Cannot look up {key!r}: expected a key (a str or a tuple of str), "
+                f"got {type(key).__name__}. Use td.values() to look for a value."
+            )
+        try:
+            return write.fetch(self, path) is not None
+        except MissingKeyError:
+            return False
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> KeysView:
+        """A view of the keys, in insertion order unless ``sort``.
+
+        Args:
+            include_nested: also the keys below (as tuples), children before their parent.
+            leaves_only: only what ``is_leaf`` accepts; without it, tensors.
+            is_leaf: test on the class of an entry.
+            sort: sorted by key.
+        """
+        return KeysView(self, include_nested, leaves_only, is_leaf, sort)
+
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> ValuesView:
+        """A view of the entries; arguments as in `keys`."""
+        return ValuesView(self, include_nested, leaves_only, is_leaf, sort)
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> ItemsView:
+        """A view of (key, entry) pairs; arguments as in `keys`."""
+        return ItemsView(self, include_nested, leaves_only, is_leaf, sort)
+
+    def non_tensor_items(self, include_nested: bool = False) -> list[tuple[NestedKey, Any]]:
+        """Pairs of key and `NonTensorData` / `NonTensorStack`."""
+        view = ItemsView(self, include_nested)
+        return [(key, entry) for key, entry in view if isinstance(entry, NonTensorDataBase)]
+
+    @property
+    def sorted_keys(self) -> list[str]:
+        """The names of this level, sorted."""
+        return sorted(self._names())
+
+    # --- writing -------------------------------------------------------------------
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write an entry by key, or rows by index.
+
+        Raises:
+            RuntimeError: the tensordict is locked, or a shape does not fit.
+        """
+        if type(index) is str:
+            if self._lock is not None:
+                raise LockedError
+            self._store(index, write.entry_of(self, value, (index,)))
+        elif is_key(index):
+            write.assign(self, path_of(index), value)
+        else:
+            write_rows(self, index, value)
+
+    def set(
+        self,
+        key: NestedKey,
+        item: Any,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+    ) -> Self:
+        """Write an entry: replaced by default, written into its memory with ``inplace``.
+
+        Args:
+            key: where; nested tensordicts on the way are made.
+            item: any value; tensors must have shape ``[*B, ...]``.
+            inplace: write into the entry if the key exists.
+            non_blocking: how the value is copied to the device.
+        """
+        path = path_of(key)
+        if inplace and write.fetch(self, path) is not None:
+            return self.set_(key, item, non_blocking=non_blocking)
+        write.assign(self, path, item, non_blocking)
+        return self
+
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+        """Write into the memory of an entry that exists; allowed when locked.
+
+        The value is broadcast and cast to the entry.
+
+        Raises:
+            KeyError: the key is not there.
+            RuntimeError: the shape does not fit.
+        """
+        writes = update.Writes(non_blocking)
+        writes.into(self, path_of(key), item)
+        writes.run()
+        return self
+
+    def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
+        """Store any object as it is, also one that would become a tensor."""
+        write.assign(self, path_of(key), NonTensorData(value))
+        return self
+
+    def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
+        """The entry of a key, written first if it is missing."""
+        if key not in self:
+            self.set(key, default, inplace=inplace)
+        return self.get(key)
+
+    def create_nested(self, key: NestedKey) -> Self:
+        """Add an empty nested tensordict."""
+        write.assign(self, path_of(key), {})
+        return self
+
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Iterable[NestedKey] | None = None,
+        is_leaf: IsLeaf | None = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Merge a mapping: nested ones merge, leaves are replaced. All or nothing.
+
+        Args:
+            input_dict_or_td: mapping or tensordict; None does nothing.
+            clone: store copies of the leaves.
+            inplace: write into entries that exist.
+            non_blocking: how values are copied to the device.
+            keys_to_update: only these keys of the source.
+            is_leaf: accepted for compatibility of calls; nested tensordicts always merge.
+            update_batch_size: take the batch size of the source.
+            ignore_lock: replace entries of a locked tensordict (which stays locked).
+            **kwargs: more entries.
+
+        Raises:
+            RuntimeError: a shape does not fit; nothing has changed then.
+        """
+        source = kwargs if input_dict_or_td is None else input_dict_or_td
+        if not source and not isinstance(source, Node):
+            return self
+        if input_dict_or_td is not None and kwargs:
+            source = {**dict(update.items_of(source)), **kwargs}
+        if update_batch_size and isinstance(source, Node):
+            source = _adopt_batch(self, source)
+        update.merge(
+            self,
+            source,
+            inplace=inplace,
+            clone=clone,
+            non_blocking=non_blocking,
+            keys_to_update=keys_to_update,
+            ignore_lock=ignore_lock,
+        )
+        return self
+
+    def update_(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Iterable[NestedKey] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """As `update`, into the memory of entries that exist; allowed when locked.
+
+        Raises:
+            KeyError: a key of the source is not there; nothing has changed then.
+        """
+        source = kwargs if input_dict_or_td is None else input_dict_or_td
+        update.write_all(self, source, non_blocking=non_blocking, keys_to_update=keys_to_update)
+        return self
+
+    def replace(self, *args: Any, **kwargs: Any) -> Self:
+        """A new tensordict with some entries replaced; the leaves not named are shared."""
+        out = self._like(dict(self._items()))
+        for source in (*args, kwargs):
+            update.merge(out, source)
+        return out
+
+    # --- removing ------------------------------------------------------------------
+
+    def __delitem__(self, key: NestedKey) -> None:
+        keysets.remove(self, path_of(key))
+
+    def del_(self, key: NestedKey) -> Self:
+        """Remove an entry; returns self."""
+        keysets.remove(self, path_of(key))
+        return self
+
+    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """Remove an entry and return it, or ``default`` when it is missing."""
+        path = path_of(key)
+        if self._lock is not None:
+            raise LockedError
+        if default is not NO_DEFAULT and write.fetch(self, path) is None:
+            return default
+        entry = keysets.remove(self, path)
+        return entry._value() if isinstance(entry, Leaf) else entry
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove and return the pair inserted last.
+
+        Raises:
+            KeyError: there is none.
+        """
+        names = list(self._names())
+        if not names:
+            raise MissingKeyError("popitem(): the tensordict is empty.")
+        return names[-1], self.pop(names[-1])
+
+    def clear(self) -> Self:
+        """Remove all entries; returns self."""
+        keysets.replace_all(self, {})
+        return self
+
+    def filter_empty_(self) -> Self:
+        """Remove nested tensordicts that hold nothing."""
+        for name, entry in list(self._items()):
+            if isinstance(entry, MappingMethods):
+                entry.filter_empty_()
+                if not len(entry._names()):
+                    keysets.remove(self, (name,))
+        return self
+
+    def filter_non_tensor_data(self) -> Self:
+        """A tensordict without the non-tensor entries; the leaves are shared."""
+        out: dict[str, Entry] = {}
+        for name, entry in self._items():
+            if isinstance(entry, MappingMethods):
+                out[name] = entry.filter_non_tensor_data()
+            elif not isinstance(entry, NonTensorDataBase):
+                out[name] = entry
+        return self._like(out)
+
+    # --- choosing and renaming -------------------------------------------------------
+
+    def select(
+        self,
+        *keys: NestedKey,
+        inplace: bool = False,
+        strict: bool = True,
+        as_tensordict: bool = False,
+    ) -> Self:
+        """Only the given keys; the leaves are shared.
+
+        Raises:
+            KeyError: a key is missing and ``strict``.
+        """
+        chosen = keysets.pick(self, keysets.selection_of(keys), strict)
+        return self._take(chosen, inplace)
+
+    def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
+        """All entries but the given keys; keys that are not there are ignored."""
+        return self._take(keysets.drop(self, keysets.selection_of(keys)), inplace)
+
+    def _take(self, entries: dict[str, Entry], inplace: bool) -> Self:
+        if not inplace:
+            return self._like(entries)
+        keysets.replace_all(self, entries)
+        return self
+
+    def split_keys(
+        self,
+        *key_sets: Iterable[NestedKey],
+        inplace: bool = False,
+        default: Any = NO_DEFAULT,
+        strict: bool = True,
+        reproduce_struct: bool = False,
+    ) -> tuple[Self, ...]:
+        """One tensordict for each key set, then one with the rest.
+
+        Args:
+            *key_sets: lists of keys, each key in one of them at most.
+            inplace: the rest is self, which loses the keys.
+            default: value for missing keys.
+            strict: a missing key without a default is an error.
+            reproduce_struct: keep the (emptied) nested tensordicts in every part.
+        """
+        parts, rest = keysets.split(self, [list(s) for s in key_sets], strict, default)
+        out = [self._like(part) for part in parts]
+        if reproduce_struct:
+            for part in out:
+                _same_nodes(self, part)
+        return (*out, self._take(rest, inplace))
+
+    def separates(
+        self,
+        *keys: NestedKey,
+        default: Any = NO_DEFAULT,
+        strict: bool = True,
+        filter_empty: bool = True,
+    ) -> Self:
+        """Move the given keys out of self into a new tensordict."""
+        out = self.split_keys(list(keys), inplace=True, default=default, strict=strict)[0]
+        if filter_empty:
+            self.filter_empty_()
+        return out
+
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
+        """Rename a key in place; with ``safe`` a new key that exists is an error."""
+        keysets.rename(self, path_of(old_key), path_of(new_key), safe)
+        return self
+
+    def rename_keys(self, mapping: Any, *, strict: bool = True) -> Self:
+        """A new tensordict with keys renamed; the leaves are shared.
+
+        Raises:
+            KeyError: a key of ``mapping`` is missing and ``strict``.
+        """
+        out = _copied(self)
+        for old, new in mapping.items():
+            if strict or write.fetch(out, path_of(old)) is not None:
+                keysets.rename(out, path_of(old), path_of(new), False)
+        return out
+
+    def flatten_keys(
+        self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
+    ) -> Self:
+        """One level, nested keys joined with ``separator``; the leaves are shared.
+
+        As a context manager, entries set in the block are written back nested.
+
+        Raises:
+            KeyError: two entries would get the same key.
+        """
+        flat = keysets.flatten(self, separator, is_leaf)
+        entries = {name: entry for name, (_, entry) in flat.items()}
+        if inplace:
+            return self._take(entries, True)
+        paths = {name: path for name, (path, _) in flat.items()}
+
+        def write_back(source: Node, result: Node) -> None:
+            update.restore(
+                source,
+                [(paths.get(k) or tuple(k.split(separator)), e) for k, e in result._items()],
+            )
+
+        out: Self = remember(self._like(entries), self, write_back)
+        return out
+
+    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+        """Keys with ``separator`` in them become nested; inverse of `flatten_keys`.
+
+        Raises:
+            KeyError: a key clashes with an entry that is there.
+        """
+        entries = keysets.unflatten(self, separator)
+        if inplace:
+            return self._take(entries, True)
+
+        def write_back(source: Node, result: Node) -> None:
+            flat = keysets.flatten(result, separator, None)
+            update.restore(source, [((name,), entry) for name, (_, entry) in flat.items()])
+
+        out: Self = remember(self._like(entries), self, write_back)
+        return out
+
+
+def _adopt_batch(node: Any, source: Node) -> Node:
+    """Set the batch size of ``source`` on ``node`` after checking that it will fit."""
+    for name, entry in node._items():
+        if name not in source._names():
+            write.entry_of(source, entry, (name,))
+    if node._lock is not None:
+        raise LockedError
+    node._batch_size = source._batch_size
+    return source
+
+
+def _same_nodes(like: Node, node: Node) -> None:
+    for name, entry in like._items():
+        if isinstance(entry, Node):
+            below = node._fetch(name)
+            if below is None:
+                below = entry._like({})
+                node._store(name, below)
+            if isinstance(below, Node):
+                _same_nodes(entry, below)
+
+
+def _copied(node: Any) -> Any:
+    """New containers over the same leaves."""
+    return node._map(lambda x: x)
+
+
+__all__ = ["MappingMethods", "short"]

@@ -1,0 +1,191 @@
+"""Writing several entries at once: everything is checked before the first write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from .._keys import path_of, unravel_key_to_tuple
+from .._typing import Path
+from ..core import write
+from ..core.leaf import Leaf
+from ..core.node import Entry, Node
+from ..errors import ShapeError, StructureError
+
+# A write that was checked: into a node, or into the memory of a tensor.
+Store: TypeAlias = tuple[Node, Path, Entry]
+Copy: TypeAlias = tuple[Tensor, Tensor]
+
+
+class Writes:
+    """Checked writes waiting to be run together."""
+
+    __slots__ = ("copies", "ignore_lock", "non_blocking", "stores")
+
+    def __init__(self, non_blocking: bool = False, ignore_lock: bool = False) -> None:
+        self.stores: list[Store] = []
+        self.copies: list[Copy] = []
+        self.non_blocking = non_blocking
+        self.ignore_lock = ignore_lock
+
+    def run(self) -> None:
+        """Do the writes. Nothing here can fail for a reason that a check could have found."""
+        for target, value in self.copies:
+            target.copy_(value, non_blocking=self.non_blocking)
+        for node, path, entry in self.stores:
+            write.commit(node, path, entry)
+
+    def replace(self, node: Node, path: Path, value: Any) -> None:
+        """Plan to put ``value`` under ``path``, whatever is there."""
+        self.stores.append(write.prepare(node, path, value, self.non_blocking, self.ignore_lock))
+
+    def into(self, node: Node, path: Path, value: Any) -> None:
+        """Plan to write ``value`` into the entry that exists under ``path``."""
+        entry = write.require(node, path)
+        if isinstance(entry, Tensor):
+            self.copies.append((entry, write.write_into(entry, value, path)))
+        elif isinstance(entry, Node):
+            if not isinstance(value, (Mapping, Node)):
+                raise ShapeError(
+                    f"Cannot write into the nested tensordict {path!r}: expected a mapping or a "
+                    f"tensordict, got {type(value).__name__}."
+                )
+            for name, item in items_of(value):
+                self.into(entry, path_of(name), item)
+        else:
+            parent = node if len(path) == 1 else write.require(node, path[:-1])
+            # A value has no memory to write into: the entry is replaced, also when locked.
+            assert isinstance(parent, Node)
+            self.stores.append((parent, path[-1:], write.entry_of(parent, value, path)))
+
+    def merge(
+        self, node: Node, source: Any, inplace: bool = False, keep: set[Path] | None = None
+    ) -> None:
+        """Plan to merge a mapping into a node, recursing where both sides are nested."""
+        for key, value in items_of(source):
+            path = path_of(key)
+            below = _below(keep, path)
+            if below is _NONE:
+                continue
+            entry = write.fetch(node, path)
+            if isinstance(entry, Node) and isinstance(value, (Mapping, Node)):
+                if isinstance(value, Node) and value._batch_size != entry._batch_size:
+                    _same_batch(entry, value, path)
+                self.merge(entry, value, inplace, below)
+            elif inplace and entry is not None:
+                self.into(node, path, value)
+            else:
+                self.replace(node, path, value)
+
+
+_NONE: Any = object()
+
+
+def _below(keep: set[Path] | None, path: Path) -> Any:
+    """What of ``keep`` applies below ``path``: None for all of it, `_NONE` for nothing."""
+    if keep is None or path in keep:
+        return None
+    rest = {other[len(path) :] for other in keep if other[: len(path)] == path}
+    return rest or _NONE
+
+
+def _same_batch(entry: Node, value: Node, path: Path) -> None:
+    batch = entry._batch_size
+    if value._batch_size[: len(batch)] != batch:
+        raise ShapeError(
+            f"Cannot update {path!r}: its batch size is {list(batch)}, the source's is "
+            f"{list(value._batch_size)}. Pass update_batch_size=True to take the source's."
+        )
+
+
+def items_of(source: Any) -> Iterable[tuple[Any, Any]]:
+    """The items of a tensordict or a mapping."""
+    return source._items() if isinstance(source, Node) else source.items()
+
+
+def merge(
+    node: Node,
+    source: Any,
+    *,
+    inplace: bool = False,
+    clone: bool = False,
+    non_blocking: bool = False,
+    keys_to_update: Iterable[Any] | None = None,
+    ignore_lock: bool = False,
+) -> None:
+    """Merge ``source`` into ``node``: nested mappings merge, leaves are replaced."""
+    writes = Writes(non_blocking, ignore_lock)
+    writes.merge(node, source, inplace, _paths(keys_to_update))
+    if clone:
+        writes.stores = [(n, p, cloned(e)) for n, p, e in writes.stores]
+    writes.run()
+
+
+def write_all(
+    node: Node,
+    source: Any,
+    *,
+    non_blocking: bool = False,
+    keys_to_update: Iterable[Any] | None = None,
+) -> None:
+    """Write ``source`` into the entries of ``node``, all of which must exist.
+
+    Raises:
+        KeyError: a key of ``source`` is not in ``node``.
+    """
+    writes = Writes(non_blocking)
+    keep = _paths(keys_to_update)
+    for key, value in items_of(source):
+        path = path_of(key)
+        below = _below(keep, path)
+        if below is _NONE:
+            continue
+        if below is not None:
+            for name, item in items_of(value):
+                if (name,) in below:
+                    writes.into(node, (*path, name), item)
+        else:
+            writes.into(node, path, value)
+    writes.run()
+
+
+def _paths(keys: Iterable[Any] | None) -> set[Path] | None:
+    if keys is None:
+        return None
+    if isinstance(keys, str):
+        keys = [keys]
+    return {unravel_key_to_tuple(key) for key in keys}
+
+
+def cloned(entry: Entry) -> Entry:
+    """A copy that shares no memory with ``entry``."""
+    if isinstance(entry, Tensor):
+        return entry.clone()
+    if isinstance(entry, Node):
+        return entry._map(lambda x: x.clone())
+    return entry
+
+
+def restore(source: Node, pairs: Iterable[tuple[Path, Entry]]) -> None:
+    """Write entries back into the tensordict they came from (end of a ``with`` block).
+
+    An entry that is still the source's own object needs nothing; others replace it, or
+    are written into it when the source is locked.
+    """
+    writes = Writes()
+    for path, entry in pairs:
+        present = write.fetch(source, path)
+        if present is entry:
+            continue
+        if isinstance(entry, Leaf) and present is not None and not isinstance(present, Leaf):
+            raise StructureError(
+                f"Cannot write back {path!r}: a {type(present).__name__} became non-tensor data."
+            )
+        holder, _ = write.resolve(source, path)
+        if holder._lock is not None and present is not None:
+            writes.into(source, path, entry)
+        else:
+            writes.replace(source, path, entry)
+    writes.run()
