@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensordict.errors import EntryTypeError
 from tensordict.storage.buffer import (
@@ -18,6 +17,8 @@ from tensordict.storage.buffer import (
     views,
     why_not_bytes,
 )
+
+from ._counting import CountCopies
 
 DTYPES = sorted(
     {
@@ -126,17 +127,6 @@ def test_bytes_between_leaves_are_zero(size):
         buf = new_buffer(layout)
         assert layout.padding_nbytes > 0
         assert all((buf[start:stop] == 0).all() for start, stop in layout.gaps())
-
-
-class CountCopies(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "copy" in func.name():
-            self.calls.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def test_packing_is_one_call_into_torch():

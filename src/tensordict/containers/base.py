@@ -11,6 +11,7 @@ from ..ops.dispatch import DispatchMethods
 from ..ops.display import DisplayMethods
 from ..ops.mapping import MappingMethods
 from ..ops.metadata import MetadataMethods
+from ..storage.methods import StorageMethods
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,6 +23,7 @@ class TensorDictBase(
     ApplyMethods,
     DisplayMethods,
     DispatchMethods,
+    StorageMethods,
 ):
     """Abstract base of the dict-like classes: concerns are mixins, kinds implement primitives."""
 

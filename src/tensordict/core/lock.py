@@ -31,11 +31,13 @@ class Origin:
         kind: ``"shared"``, ``"memmap"`` or ``"consolidated"``.
         buffer: the one buffer that holds every leaf, where there is one.
         detail: what the storage layer needs to find the parts (a layout, a folder).
+        shared: whether the tree as a whole was moved to shared memory.
     """
 
     kind: str
     buffer: Tensor | None = None
     detail: Any = None
+    shared: bool = False
 
 
 class LockState:
@@ -93,7 +95,7 @@ def set_origin(node: Node, origin: Origin) -> None:
     lock(node)
     for part in _tree(node):
         # The buffer belongs to the root; below it only the kind is true.
-        part._lock.origin = Origin(origin.kind)  # type: ignore[union-attr]
+        part._lock.origin = Origin(origin.kind, shared=origin.shared)  # type: ignore[union-attr]
     node._lock.origin = origin  # type: ignore[union-attr]
 
 

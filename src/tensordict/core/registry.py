@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from ..errors import EntryTypeError
 
 if TYPE_CHECKING:
@@ -21,8 +23,9 @@ _leaves: dict[str, type[Leaf]] = {}
 
 
 def register_node(cls: C) -> C:
-    """Make a node class known under its ``kind``."""
+    """Make a node class known under its ``kind``, and to ``torch.load(weights_only=True)``."""
     _nodes[cls.kind] = cls  # type: ignore[attr-defined]
+    torch.serialization.add_safe_globals([cls])
     return cls
 
 

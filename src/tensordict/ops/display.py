@@ -77,7 +77,7 @@ def entry_text(entry: Any, indent: str) -> str:
 def shared(node: Node) -> bool:
     """Whether the tree as a whole is in shared memory."""
     origin = origin_of(node)
-    return origin is not None and origin.kind == "shared"
+    return origin is not None and origin.shared
 
 
 class DisplayMethods(Node):

@@ -152,13 +152,27 @@ def why_not_bytes(leaf: Tensor) -> str:
 
 
 def new_buffer(
-    layout: BufferLayout, device: torch.device | str | None = None, *, pin_memory: bool = False
+    layout: BufferLayout,
+    device: torch.device | str | None = None,
+    *,
+    pin_memory: bool = False,
+    share_memory: bool = False,
 ) -> Tensor:
     """A fresh buffer for a layout, uint8 ``[total_nbytes]``; bytes between leaves are zero.
+
+    Args:
+        layout: what it has to hold.
+        device: where it is made; the host by default.
+        pin_memory: whether it is pinned (host only).
+        share_memory: whether other processes can map it (host only).
 
     >>> new_buffer(layout_from([torch.int8], [(3,)]))[3:].sum().item()
     0
     """
+    if share_memory:
+        # Fresh shared memory is zero.
+        storage = torch.UntypedStorage._new_shared(layout.total_nbytes)
+        return torch.empty(0, dtype=torch.uint8).set_(storage)
     make: Any = torch.empty
     gaps = layout.padding_nbytes > 0
     if gaps and layout.total_nbytes <= _ZERO_ALL_BELOW * len(layout):
