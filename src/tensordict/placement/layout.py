@@ -9,10 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import torch
+
 from ..errors import LayoutError
+from .mesh import Runs, runs_on_mesh
+from .names import dtype_name, parse_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,35 +140,132 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class BoxTable:
+    """The boxes of a layout that are not empty, as arrays: one row each, by rank.
+
+    Attributes:
+        rank: ``[n]``.
+        start: ``[n, ndim]``; a scalar counts as one dimension of one element.
+        stop: ``[n, ndim]``.
+        part: ``[n]``, which contribution to a partial tensor the row is; 0 elsewhere.
+    """
+
+    rank: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    part: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """The boxes of one tensor that each rank holds.
 
+    Made by `from_placements`, `from_boxes`, `replicated` or `from_dtensor`.  Boxes are worked
+    out when asked for, so that a layout of a thousand ranks is cheap to make and compare.
+
     Attributes:
         shape: The global shape.
-        boxes: Pairs of rank and boxes, by rank.  A rank may hold several boxes, or none.
+        ranks: The ranks that take part: of a mesh in row-major order, else ascending.
         mesh_shape: Extent of each mesh axis, ``()`` for a layout made of boxes.
         placements: One per mesh axis.
+        order: The mesh axes in the order in which they split.
+        held: The boxes of each of ``ranks``, for a layout made of boxes; else ``None``.
         partial: The reduction that combines the copies of a partial tensor, or ``None``.
+        dtype: The dtype, where it is known.
     """
 
     shape: tuple[int, ...]
-    boxes: tuple[tuple[int, tuple[Box, ...]], ...]
+    ranks: tuple[int, ...]
     mesh_shape: tuple[int, ...] = ()
     placements: tuple[Placement, ...] = ()
+    order: tuple[int, ...] = ()
+    held: tuple[tuple[Box, ...], ...] | None = None
     partial: str | None = None
+    dtype: torch.dtype | None = None
+    _memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        found = self._memo.get("hash")
+        if found is None:
+            parts = (self.shape, self.ranks, self.mesh_shape, self.placements, self.order)
+            found = self._memo["hash"] = hash((*parts, self.held, self.partial, self.dtype))
+        return int(found)
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that take part."""
-        return tuple(rank for rank, _ in self.boxes)
+    def boxes(self) -> tuple[tuple[int, tuple[Box, ...]], ...]:
+        """Pairs of rank and boxes, by rank.  A rank may hold several boxes, or an empty one."""
+        return tuple((rank, self.of_rank(rank)) for rank in sorted(self.ranks))
 
     def of_rank(self, rank: int) -> tuple[Box, ...]:
         """The boxes of one rank, ``()`` when it takes no part."""
-        return dict(self.boxes).get(rank, ())
+        at = self._positions().get(rank)
+        if at is None:
+            return ()
+        if self.held is not None:
+            return self.held[at]
+        return tuple(
+            Box(tuple(a for a, _ in corner), tuple(b for _, b in corner))
+            for corner in itertools.product(*self._mesh_runs()[at])
+        )
+
+    def runs_of(self, rank: int) -> tuple[Runs, ...] | None:
+        """The stretches of each dimension whose product a rank holds, in the local order.
+
+        ``None`` when its boxes are no such product: its local tensor is then flat, the boxes one
+        after the other.
+        """
+        at = self._positions()[rank]
+        return self._mesh_runs()[at] if self.held is None else _grid(self.held[at], self.shape)
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """The shape of the tensor that a rank holds, ``(0, ...)`` when it holds nothing.
+
+        >>> Layout.from_placements([5, 2], [2], [Placement("shard", 0)]).local_shape(1)
+        (2, 2)
+        """
+        runs = self.runs_of(rank)
+        if runs is None:
+            return (sum(box.numel for box in self.of_rank(rank)),)
+        return tuple(sum(b - a for a, b in dim_runs) for dim_runs in runs)
+
+    def table(self) -> BoxTable:
+        """The boxes as arrays."""
+        found = self._memo.get("table")
+        if found is None:
+            found = self._memo["table"] = _table_of(self)
+        return found
+
+    def as_dtype(self, dtype: torch.dtype | None) -> Layout:
+        """The same layout for another dtype."""
+        if dtype is self.dtype:
+            return self
+        parts = (self.shape, self.ranks, self.mesh_shape, self.placements, self.order)
+        return Layout(*parts, self.held, self.partial, dtype)
+
+    def _positions(self) -> dict[int, int]:
+        found = self._memo.get("positions")
+        if found is None:
+            found = self._memo["positions"] = {rank: i for i, rank in enumerate(self.ranks)}
+        return found
+
+    def _mesh_runs(self) -> list[tuple[Runs, ...]]:
+        found = self._memo.get("runs")
+        if found is None:
+            splits = tuple(
+                None if p.dim is None else (p.dim, p.split_factor) for p in self.placements
+            )
+            found = runs_on_mesh(self.shape, self.mesh_shape, splits, self.order)
+            self._memo["runs"] = found
+        return found
 
     @classmethod
     def from_boxes(
-        cls, shape: Sequence[int], boxes: Mapping[int, Sequence[Box]], *, partial: str | None = None
+        cls,
+        shape: Sequence[int],
+        boxes: Mapping[int, Sequence[Box]],
+        *,
+        partial: str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Layout:
         """A layout from boxes alone.
 
@@ -172,24 +275,32 @@ class Layout:
         >>> Layout.from_boxes([4], {0: [Box((0,), (1,))], 1: [Box((1,), (4,))]}).of_rank(1)
         (Box(start=(1,), stop=(4,)),)
         """
-        shape = tuple(shape)
+        shape = tuple(map(int, shape))
         whole = Box((0,) * len(shape), shape)
         for rank, held in boxes.items():
             for box in held:
-                if len(box.start) != len(shape) or not whole.contains(box):
+                inside = len(box.start) == len(shape) and all(
+                    a >= 0 and b <= n for a, b, n in zip(box.start, box.stop, shape)
+                )
+                if not inside:
                     raise LayoutError(
-                        f"Cannot make a layout: {box} of rank {rank} is not within shape {shape}."
+                        f"Cannot make a layout: {box} of rank {rank} is not within {whole}."
                     )
-        return cls(shape, tuple((r, tuple(boxes[r])) for r in sorted(boxes)), partial=partial)
+        ranks = tuple(sorted(boxes))
+        held_boxes = tuple(tuple(boxes[rank]) for rank in ranks)
+        return cls(shape, ranks, held=held_boxes, partial=partial, dtype=dtype)
 
     @classmethod
-    def replicated(cls, shape: Sequence[int], ranks: Sequence[int]) -> Layout:
+    def replicated(
+        cls, shape: Sequence[int], ranks: Sequence[int], *, dtype: torch.dtype | None = None
+    ) -> Layout:
         """Every rank holds the whole tensor.
 
         >>> Layout.replicated([2, 3], range(2)).of_rank(1)
         (Box(start=(0, 0), stop=(2, 3)),)
         """
-        return cls.from_placements(shape, [len(ranks)], [Placement("replicate")], ranks=ranks)
+        whole = [Placement("replicate")]
+        return cls.from_placements(shape, [len(ranks)], whole, ranks=ranks, dtype=dtype)
 
     @classmethod
     def from_placements(
@@ -199,10 +310,12 @@ class Layout:
         placements: Sequence[Any],
         *,
         ranks: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Layout:
         """The layout that DTensor placements on a mesh mean.
 
-        Axes apply from left to right with the rule of ``torch.chunk``.  A strided shard is
+        Axes split one after the other by the rule of ``torch.chunk``.  A strided shard is
         resolved by simulating its split, so FSDP over tensor parallelism is exact, uneven sizes
         too.
 
@@ -211,6 +324,9 @@ class Layout:
             mesh_shape: Extent of each mesh axis.
             placements: One per axis: of ``torch.distributed.tensor``, or `Placement`.
             ranks: The ranks of the mesh in row-major order; ``0, 1, ...`` by default.
+            order: The axes in the order in which they split; left to right by default.  With an
+                order, strided shards are plain ones: the order says what their factor says.
+            dtype: The dtype of the tensor.
 
         Raises:
             LayoutError: when the numbers of axes, placements or ranks do not fit.
@@ -221,118 +337,184 @@ class Layout:
         """
         shape, mesh_shape = tuple(map(int, shape)), tuple(map(int, mesh_shape))
         own = tuple(Placement.of(placement) for placement in placements)
-        size = math.prod(mesh_shape)
-        ranks = tuple(range(size)) if ranks is None else tuple(ranks)
-        if len(own) != len(mesh_shape) or len(ranks) != size:
-            raise LayoutError(
-                f"Cannot lay out a tensor of shape {shape}: expected one placement for each axis "
-                f"of the mesh {mesh_shape} and {size} ranks, got {len(own)} placements and "
-                f"{len(ranks)} ranks."
-            )
-        for placement in own:
-            dim = placement.dim
-            if placement.kind == "shard" and (dim is None or not -len(shape) <= dim < len(shape)):
-                raise LayoutError(
-                    f"Cannot lay out a tensor of shape {shape}: it has no dimension {dim} to split."
-                )
-        coordinates = itertools.product(*map(range, mesh_shape))
-        boxes = {
-            rank: _boxes_at(shape, mesh_shape, own, coordinate)
-            for rank, coordinate in zip(ranks, coordinates)
-        }
-        partial = next((p.reduce_op for p in own if p.kind == "partial"), None)
-        pairs = tuple((rank, boxes[rank]) for rank in sorted(boxes))
-        return cls(shape, pairs, mesh_shape, own, partial)
+        members = tuple(range(math.prod(mesh_shape))) if ranks is None else tuple(map(int, ranks))
+        axes = None if order is None else tuple(map(int, order))
+        return _laid_out(shape, mesh_shape, own, members, axes).as_dtype(dtype)
 
     @classmethod
     def from_dtensor(cls, tensor: Any) -> Layout:
-        """The layout of a DTensor; reads its mesh and placements, and communicates nothing."""
+        """The layout of a DTensor; reads its mesh and placements, and communicates nothing.
+
+        A strided shard of uneven size can mean two things: what ``distribute_tensor`` makes of
+        it, or, under FSDP over tensor parallelism, a shard of a shard.  The local shape tells
+        them apart on the ranks where it differs; `layouts_of` knows from the module.
+        """
         mesh = tensor.device_mesh
         ranks = mesh.mesh.reshape(-1).tolist()
-        return cls.from_placements(tensor.shape, mesh.mesh.shape, tensor.placements, ranks=ranks)
+        order = _order_of(tensor._spec)
+        mesh_shape = tuple(mesh.mesh.shape)
+        out = cls.from_placements(
+            tensor.shape, mesh_shape, tensor.placements, ranks=ranks, order=order
+        )
+        coordinate = mesh.get_coordinate()
+        if coordinate is not None and any(p.split_factor > 1 for p in out.placements):
+            rank = ranks[int(np.ravel_multi_index(coordinate, mesh_shape))]
+            if out.local_shape(rank) != tuple(tensor._local_tensor.shape):
+                out = out.innermost_first()
+        return out.as_dtype(tensor.dtype)
+
+    def innermost_first(self) -> Layout:
+        """The layout whose axes split from right to left, as FSDP over tensor parallelism does.
+
+        Differs from the strided shards that describe it only where sizes are uneven.
+        """
+        order = tuple(reversed(range(len(self.mesh_shape))))
+        return Layout.from_placements(
+            self.shape,
+            self.mesh_shape,
+            self.placements,
+            ranks=self.ranks,
+            order=order,
+            dtype=self.dtype,
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value that `from_json` reads."""
-        return {
-            "shape": list(self.shape),
-            "boxes": [[rank, [box.to_json() for box in held]] for rank, held in self.boxes],
-            "mesh_shape": list(self.mesh_shape),
-            "placements": [placement.to_json() for placement in self.placements],
-            "partial": self.partial,
-        }
+        """A JSON value that `from_json` reads: the mesh and placements, or the boxes."""
+        out: dict[str, Any] = {"shape": list(self.shape), "ranks": list(self.ranks)}
+        if self.held is None:
+            out["mesh_shape"] = list(self.mesh_shape)
+            out["placements"] = [placement.to_json() for placement in self.placements]
+            if self.order != tuple(range(len(self.mesh_shape))):
+                out["order"] = list(self.order)
+        else:
+            out["held"] = [[box.to_json() for box in boxes] for boxes in self.held]
+            out["partial"] = self.partial
+        if self.dtype is not None:
+            out["dtype"] = dtype_name(self.dtype)
+        return out
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Layout:
         """The layout of a `to_json` value.
 
+        Raises:
+            LayoutError: when it does not fit together.
+
         >>> layout = Layout.from_placements([5], [2], [Placement("shard", 0)])
         >>> Layout.from_json(layout.to_json()) == layout
         True
         """
-        return cls(
-            tuple(map(int, data["shape"])),
-            tuple(
-                (int(rank), tuple(Box.from_json(box) for box in held))
-                for rank, held in data["boxes"]
-            ),
-            tuple(map(int, data["mesh_shape"])),
-            tuple(Placement.from_json(item) for item in data["placements"]),
-            data["partial"],
-        )
+        name = data.get("dtype")
+        dtype = None if name is None else parse_dtype(name)
+        if "held" not in data:
+            return cls.from_placements(
+                data["shape"],
+                data["mesh_shape"],
+                [Placement.from_json(item) for item in data["placements"]],
+                ranks=data["ranks"],
+                order=data.get("order"),
+                dtype=dtype,
+            )
+        boxes = {
+            int(rank): [Box.from_json(box) for box in held]
+            for rank, held in zip(data["ranks"], data["held"], strict=True)
+        }
+        return cls.from_boxes(data["shape"], boxes, partial=data.get("partial"), dtype=dtype)
 
 
-Runs = list[tuple[int, int]]
-
-
-def _boxes_at(
+@lru_cache(maxsize=8192)
+def _laid_out(
     shape: tuple[int, ...],
     mesh_shape: tuple[int, ...],
     placements: tuple[Placement, ...],
-    coordinate: tuple[int, ...],
-) -> tuple[Box, ...]:
-    """The boxes at one mesh coordinate: runs of indices per dimension, and their product."""
-    runs: list[Runs] = [[(0, n)] for n in shape]
-    for size, placement, at in zip(mesh_shape, placements, coordinate):
+    ranks: tuple[int, ...],
+    order: tuple[int, ...] | None,
+) -> Layout:
+    """One object for equal layouts, so that their boxes are worked out once."""
+    size = math.prod(mesh_shape)
+    if len(placements) != len(mesh_shape) or len(ranks) != size or len(set(ranks)) != size:
+        raise LayoutError(
+            f"Cannot lay out a tensor of shape {shape}: expected one placement for each axis "
+            f"of the mesh {mesh_shape} and {size} different ranks, got {len(placements)} "
+            f"placements and {len(ranks)} ranks."
+        )
+    left_to_right = tuple(range(len(mesh_shape)))
+    if order is not None and tuple(sorted(order)) != left_to_right:
+        raise LayoutError(
+            f"Cannot lay out a tensor of shape {shape}: expected each axis of the mesh "
+            f"{mesh_shape} once in the order, got {order}."
+        )
+    own: list[Placement] = []
+    for placement in placements:
+        dim = placement.dim
         if placement.kind == "shard":
-            assert placement.dim is not None
-            dim = placement.dim % len(shape)
-            runs[dim] = _split(runs[dim], size, placement.split_factor, at)
-    merged = [_merge(dim_runs) for dim_runs in runs]
-    return tuple(
-        Box(tuple(a for a, _ in corner), tuple(b for _, b in corner))
-        for corner in itertools.product(*merged)
+            if dim is None or not -len(shape) <= dim < len(shape):
+                raise LayoutError(
+                    f"Cannot lay out a tensor of shape {shape}: it has no dimension {dim} to split."
+                )
+            factor = placement.split_factor if order is None else 1
+            placement = Placement("shard", dim % len(shape), factor)
+        own.append(placement)
+    ops = {p.reduce_op for p in own if p.kind == "partial"}
+    if len(ops) > 1:
+        raise LayoutError(
+            f"Cannot lay out a tensor of shape {shape}: expected one reduction for its partial "
+            f"axes, got {sorted(map(str, ops))}."
+        )
+    partial = next(iter(ops), None)
+    return Layout(shape, ranks, mesh_shape, tuple(own), order or left_to_right, partial=partial)
+
+
+def _order_of(spec: Any) -> tuple[int, ...] | None:
+    """The order of the axes that a DTensor spec names, ``None`` for left to right."""
+    entries = getattr(spec, "shard_order", None) or ()
+    named = [int(axis) for entry in entries for axis in entry.mesh_dims]
+    if all(list(entry.mesh_dims) == sorted(entry.mesh_dims) for entry in entries):
+        return None
+    return (*named, *(axis for axis in range(len(spec.placements)) if axis not in named))
+
+
+def _grid(boxes: tuple[Box, ...], shape: tuple[int, ...]) -> tuple[Runs, ...] | None:
+    """The runs whose product the boxes are, in that order; ``None`` when they are none."""
+    if not boxes:
+        return tuple(((0, 0),) for _ in shape)
+    runs = tuple(
+        tuple(dict.fromkeys((box.start[dim], box.stop[dim]) for box in boxes))
+        for dim in range(len(shape))
     )
+    corners = [tuple(zip(box.start, box.stop)) for box in boxes]
+    return runs if corners == list(itertools.product(*runs)) else None
 
 
-def _split(runs: Runs, size: int, factor: int, at: int) -> Runs:
-    """Part ``at`` of ``size``; with a factor, every ``size``-th of ``size * factor`` pieces."""
-    length = sum(b - a for a, b in runs)
-    piece = -(-length // (size * factor)) if length else 0
-    out: Runs = []
-    for j in range(factor):
-        first = (at + j * size) * piece
-        out += _take(runs, min(first, length), min(first + piece, length))
+def _table_of(layout: Layout) -> BoxTable:
+    ranks: list[int] = []
+    boxes: list[Box] = []
+    parts: list[int] = []
+    part_of = _parts(layout)
+    for rank in sorted(layout.ranks):
+        for box in layout.of_rank(rank):
+            if box.numel:
+                ranks.append(rank)
+                boxes.append(box)
+                parts.append(part_of[rank])
+    ndim = len(layout.shape)
+    start = np.array([box.start for box in boxes], np.int64).reshape(len(boxes), ndim)
+    stop = np.array([box.stop for box in boxes], np.int64).reshape(len(boxes), ndim)
+    if not ndim:
+        start = np.zeros((len(boxes), 1), np.int64)
+        stop = start + 1
+    return BoxTable(np.array(ranks, np.int32), start, stop, np.array(parts, np.int32))
+
+
+def _parts(layout: Layout) -> dict[int, int]:
+    """Which contribution to a partial tensor each rank holds; 0 where there is one alone."""
+    if layout.partial is None:
+        return dict.fromkeys(layout.ranks, 0)
+    if layout.held is not None:
+        return {rank: i for i, rank in enumerate(layout.ranks)}
+    axes = [i for i, placement in enumerate(layout.placements) if placement.kind == "partial"]
+    sizes = [layout.mesh_shape[axis] for axis in axes]
+    out = {}
+    for rank, coordinate in zip(layout.ranks, itertools.product(*map(range, layout.mesh_shape))):
+        out[rank] = int(np.ravel_multi_index([coordinate[axis] for axis in axes], sizes))
     return out
-
-
-def _take(runs: Runs, start: int, stop: int) -> Runs:
-    """Positions ``start`` to ``stop`` of the concatenated runs."""
-    out: Runs = []
-    offset = 0
-    for a, b in runs:
-        low, high = max(start - offset, 0), min(stop - offset, b - a)
-        if low < high:
-            out.append((a + low, a + high))
-        offset += b - a
-    return out
-
-
-def _merge(runs: Runs) -> Runs:
-    """Join runs that touch; one empty run when there is none, so that a box can say its place."""
-    out: Runs = []
-    for a, b in runs:
-        if out and out[-1][1] == a:
-            out[-1] = (out[-1][0], b)
-        else:
-            out.append((a, b))
-    return out or [(0, 0)]
