@@ -85,10 +85,11 @@ class Pending(Generic[T]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def wake(_: Pending[T]) -> None:
-            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(None))
+        def finish() -> None:
+            if not future.done():  # it is when the task was cancelled
+                future.set_result(None)
 
-        self.add_done_callback(wake)
+        self.add_done_callback(lambda _: loop.call_soon_threadsafe(finish))
         yield from future
         return self.wait()
 

@@ -360,9 +360,7 @@ def differences(
         elif other != text:
             out.append((_shown(path), f"{text} {left}, {other} {right}"))
     out += [
-        (_shown(path), f"only {right}: {text}")
-        for path, text in theirs.items()
-        if path not in mine
+        (_shown(path), f"only {right}: {text}") for path, text in theirs.items() if path not in mine
     ]
     return out
 

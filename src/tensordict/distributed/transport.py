@@ -148,8 +148,9 @@ class TorchTransport:
     """
 
     def __init__(self, group: Any, side: Any = None) -> None:
-        self._group = group
-        self._side = group if side is None else side
+        # Weak: a group that is destroyed must close its connections, whatever we remember.
+        self._group_ref = weakref.ref(group)
+        self._side_ref = weakref.ref(group if side is None else side)
         self._rank = dist.get_rank(group)
         self._size = dist.get_world_size(group)
         devices = frozenset(d.type for d in group._device_types)
@@ -173,6 +174,12 @@ class TorchTransport:
             found = _transports[group] = TorchTransport(group, _sides.get(group))
         return found
 
+    def _channel(self, control: bool) -> Any:
+        group = self._side_ref() if control else self._group_ref()
+        if group is None:
+            raise TransferError("Cannot exchange over a process group that was destroyed.")
+        return group
+
     @property
     def rank(self) -> int:
         return self._rank
@@ -186,21 +193,21 @@ class TorchTransport:
         return self._capabilities
 
     def isend(self, tensor: Tensor, dst: int, tag: int, *, control: bool = False) -> TorchWork:
-        group = self._side if control else self._group
+        group = self._channel(control)
         try:
             return TorchWork(group.send([tensor], dst, tag), tensor)
         except RuntimeError as error:
             raise translate(error) from None
 
     def irecv(self, tensor: Tensor, src: int, tag: int, *, control: bool = False) -> TorchWork:
-        group = self._side if control else self._group
+        group = self._channel(control)
         try:
             return TorchWork(group.recv([tensor], src, tag), tensor)
         except RuntimeError as error:
             raise translate(error) from None
 
     def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> TorchWork:
-        group = self._side if control else self._group
+        group = self._channel(control)
         return _started(
             lambda: dist.broadcast(tensor, group=group, group_src=src, async_op=True), tensor
         )
@@ -208,27 +215,31 @@ class TorchTransport:
     def all_gather(
         self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False
     ) -> TorchWork:
-        group = self._side if control else self._group
+        group = self._channel(control)
         return _started(
             lambda: dist.all_gather(list(out), tensor, group=group, async_op=True), (out, tensor)
         )
 
     def all_reduce(self, tensor: Tensor, op: Any) -> TorchWork:
         return _started(
-            lambda: dist.all_reduce(tensor, op=op, group=self._group, async_op=True), tensor
+            lambda: dist.all_reduce(tensor, op=op, group=self._channel(False), async_op=True),
+            tensor,
         )
 
     def reduce(self, tensor: Tensor, dst: int, op: Any) -> TorchWork:
         return _started(
-            lambda: dist.reduce(tensor, group_dst=dst, op=op, group=self._group, async_op=True),
+            lambda: dist.reduce(
+                tensor, group_dst=dst, op=op, group=self._channel(False), async_op=True
+            ),
             tensor,
         )
 
     def name_of(self, rank: int) -> str:
         """The rank in the world, and in the group where the two differ."""
-        if self._group is dist.group.WORLD:
+        group = self._group_ref()
+        if group is None or group is dist.group.WORLD:
             return f"rank {rank}"
-        world = dist.get_global_rank(self._group, rank)
+        world = dist.get_global_rank(group, rank)
         return f"rank {world}" if world == rank else f"rank {world} (rank {rank} of the group)"
 
 

@@ -223,7 +223,7 @@ def schema_digest(schema: bytes) -> bytes:
 
 
 def _crc32(state: int, data: np.ndarray) -> int:
-    return zlib.crc32(data, state)
+    return zlib.crc32(data.data, state)
 
 
 def _sum64(state: int, data: np.ndarray) -> int:
@@ -236,7 +236,7 @@ def _sum64(state: int, data: np.ndarray) -> int:
 
 def _blake2b(state: int, data: np.ndarray) -> int:
     salt = state.to_bytes(8, "little")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=salt).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(data.data, digest_size=8, key=salt).digest(), "little")
 
 
 _SUMS: Final[dict[Checksum, Callable[[int, Any], int]]] = {
