@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.undo import leave
+from ..distributed.methods import DistributedMethods
 from ..ops.apply import ApplyMethods
 from ..ops.dispatch import DispatchMethods
 from ..ops.display import DisplayMethods
@@ -24,6 +25,7 @@ class TensorDictBase(
     DisplayMethods,
     DispatchMethods,
     StorageMethods,
+    DistributedMethods,
 ):
     """Abstract base of the dict-like classes: concerns are mixins, kinds implement primitives."""
 

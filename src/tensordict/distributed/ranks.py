@@ -94,7 +94,10 @@ def _rank_main(pipe: Connection, rank: int, size: int, init: str) -> None:
             return
         if task is None:
             return
-        pipe.send(_run_task(task, rank, size))
+        try:
+            pipe.send(_run_task(task, rank, size))
+        except OSError:  # nobody waits for it any more
+            return
 
 
 def _run_task(task: Any, rank: int, size: int) -> tuple[str, Any, Any]:
@@ -171,13 +174,16 @@ def _collect(
     bad: dict[int, str] = {}
     errors: dict[int, BaseException] = {}
     open_pipes: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pool.pipes)}
-    end = time.monotonic() + timeout
+    start = time.monotonic()
+    end = start + timeout
     while open_pipes:
         ready = wait(list(open_pipes), max(0.0, end - time.monotonic()))
         if not ready:
-            bad.update((rank, f"not done after {timeout} s") for rank in open_pipes.values())
+            waited = f"not done after {time.monotonic() - start:.1f} s"
+            bad.update((rank, waited) for rank in open_pipes.values())
             break
-        for pipe in ready:  # type: Any
+        pipe: Any
+        for pipe in ready:
             rank = open_pipes.pop(pipe)
             try:
                 state, value, error = pipe.recv()
