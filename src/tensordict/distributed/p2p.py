@@ -103,6 +103,7 @@ def send(
         TransferTimeout: the receiver said nothing in time.
         PeerLost: the receiver is gone.
 
+    >>> import torch
     >>> from tensordict import TensorDict
     >>> from tensordict.distributed.loopback import LoopbackGroup
     >>> def main(transport):
