@@ -12,6 +12,7 @@ from ..ops.dispatch import DispatchMethods
 from ..ops.display import DisplayMethods
 from ..ops.mapping import MappingMethods
 from ..ops.metadata import MetadataMethods
+from ..ops.shape_methods import ShapeMethods
 from ..storage.methods import StorageMethods
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 class TensorDictBase(
     MappingMethods,
     MetadataMethods,
+    ShapeMethods,
     ApplyMethods,
     DisplayMethods,
     DispatchMethods,
