@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from ..core.undo import leave
-from ..distributed.methods import DistributedMethods
+from ..core.undo import begin, leave
 from ..ops.apply import ApplyMethods
 from ..ops.dispatch import DispatchMethods
 from ..ops.display import DisplayMethods
 from ..ops.mapping import MappingMethods
 from ..ops.metadata import MetadataMethods
-from ..ops.shape_methods import ShapeMethods
+from ..placement.methods import PlacementMethods
 from ..storage.methods import StorageMethods
 
 if TYPE_CHECKING:
@@ -22,25 +21,22 @@ if TYPE_CHECKING:
 class TensorDictBase(
     MappingMethods,
     MetadataMethods,
-    ShapeMethods,
     ApplyMethods,
     DisplayMethods,
     DispatchMethods,
     StorageMethods,
-    DistributedMethods,
+    PlacementMethods,
 ):
     """Abstract base of the dict-like classes: concerns are mixins, kinds implement primitives."""
 
     __slots__ = ()
 
     def __enter__(self) -> Self:
+        begin(self)
         return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        if kind is None:
-            leave(self)
-        else:
-            self._undo = None  # a failed block writes nothing back
+        leave(self, failed=kind is not None)  # a failed block writes nothing back
 
 
 # Mappings by duty, not by inheritance: ABCMeta would slow every isinstance in a hot loop.

@@ -67,6 +67,30 @@ def nodes_with_path(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]
             yield from nodes_with_path(entry, (*prefix, name))
 
 
+def nodes(node: Node) -> list[Node]:
+    """Every node of a tree, parents before children, the root first."""
+    out = [node]
+    for part in out:  # the list grows while it is walked: breadth first without recursion
+        out.extend(part._children())
+    return out
+
+
+def entries_beside(node: Node, other: Node) -> list[Entry | None]:
+    """For each tensor of ``leaves(node)``, what ``other`` has under the same key, else None."""
+    out: list[Entry | None] = []
+    _beside(node, other, out)
+    return out
+
+
+def _beside(node: Node, other: Node | None, out: list[Entry | None]) -> None:
+    for name, entry in node._items():
+        theirs = None if other is None else other._fetch(name)
+        if isinstance(entry, Tensor):
+            out.append(theirs)
+        elif isinstance(entry, Node):
+            _beside(entry, theirs if isinstance(theirs, Node) else None, out)
+
+
 def map_leaves_with_path(node: N, fn: Callable[[Path, Tensor], Tensor], prefix: Path = ()) -> N:
     """The same tree, unlocked, over ``fn(path, tensor)``."""
     return node._rebuild(iter([fn((*prefix, *path), x) for path, x in leaves_with_path(node)]))
@@ -87,35 +111,6 @@ def map_entries(node: N, fn: Callable[[Path, Tensor | Leaf], Entry | None], pref
             if new is not None:
                 out[name] = new
     return node._like(out)
-
-
-def changed_entries(source: Node, other: Node, prefix: Path = ()) -> list[tuple[Path, Entry]]:
-    """The entries of ``other`` that ``source`` does not have, or has over other memory."""
-    out: list[tuple[Path, Entry]] = []
-    for name, entry in other._items():
-        present = source._fetch(name)
-        if isinstance(entry, Node) and isinstance(present, Node):
-            out += changed_entries(present, entry, (*prefix, name))
-        elif present is None or not _same_memory(present, entry):
-            out.append(((*prefix, name), entry))
-    return out
-
-
-def _same_memory(a: Entry, b: Entry) -> bool:
-    if a is b:
-        return True
-    if not isinstance(a, Tensor) or type(a) is not type(b) or a.shape != b.shape:
-        return False
-    assert isinstance(b, Tensor)
-    if a.dtype is not b.dtype or a.requires_grad is not b.requires_grad or a.is_nested:
-        return False
-    strides = zip(a.shape, a.stride(), b.stride())
-    if any(n > 1 and mine != theirs for n, mine, theirs in strides):
-        return False
-    try:
-        return a.data_ptr() == b.data_ptr() and a.device == b.device
-    except RuntimeError:  # no memory (fake, functional): identity is all there is
-        return False
 
 
 def leaves_like(node: Node, other: Node) -> list[Tensor]:

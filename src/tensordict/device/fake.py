@@ -118,10 +118,6 @@ class FakeOps:
         """Always true."""
         return True
 
-    def current_index(self) -> int:
-        """The first device."""
-        return 0
-
     def record(self, device: torch.device) -> DeviceEvent | None:
         """A mark at the end of the queue of ``device``."""
         return _FakeEvent(self._world, device) if self.events else None

@@ -12,7 +12,7 @@ from enum import Enum
 import torch
 
 from .._typing import DeviceLike
-from .ops import ops_for
+from ..core.devices import as_device
 
 
 class MoveKind(Enum):
@@ -51,15 +51,12 @@ class MoveKind(Enum):
 
 _ORDER = {kind: index for index, kind in enumerate(MoveKind)}
 
-CPU = torch.device("cpu")
-META = torch.device("meta")
-
 
 def normal_device(device: DeviceLike | None) -> torch.device | None:
     """The one form of a device in which devices are compared; ``None`` stays ``None``.
 
-    An accelerator without an index gets the index of the current device; ``cpu`` and ``meta``
-    lose theirs.
+    An accelerator without an index gets the index of the current device (0 where no runtime is
+    up); ``cpu`` and ``meta`` lose theirs.
 
     Raises:
         RuntimeError: (from torch) when the text names no device.
@@ -67,18 +64,7 @@ def normal_device(device: DeviceLike | None) -> torch.device | None:
     >>> normal_device("cpu:0"), normal_device("cuda:1"), normal_device(None)
     (device(type='cpu'), device(type='cuda', index=1), None)
     """
-    if device is None:
-        return None
-    if type(device) is not torch.device:
-        device = torch.device(device)
-    kind = device.type
-    if kind == "cpu":
-        return CPU
-    if kind == "meta":
-        return META
-    if device.index is None:
-        return torch.device(kind, ops_for(kind).current_index())
-    return device
+    return None if device is None else as_device(device)
 
 
 def classify(src: DeviceLike, dst: DeviceLike) -> MoveKind:

@@ -33,9 +33,6 @@ class DeviceOps(Protocol):
     def is_available(self) -> bool:
         """Whether a device of this type can be used."""
 
-    def current_index(self) -> int:
-        """The index of the current device; 0 where there is none."""
-
     def record(self, device: torch.device) -> DeviceEvent | None:
         """Mark the present end of the queue in use on ``device``; None: the backend has no events."""
 
@@ -61,10 +58,6 @@ class HostOps:
     def is_available(self) -> bool:
         """Always true."""
         return True
-
-    def current_index(self) -> int:
-        """The host counts as one device."""
-        return 0
 
     def record(self, device: torch.device) -> DeviceEvent | None:
         """There is no queue."""
@@ -122,19 +115,13 @@ class AcceleratorOps:
         module = self._module
         return bool(module is not None and module.is_available())
 
-    def current_index(self) -> int:
-        """The index of the current device, 0 where there is none."""
-        module = self._module
-        if module is None or not hasattr(module, "current_device") or not module.is_available():
-            return 0
-        return int(module.current_device())
-
     def record(self, device: torch.device) -> DeviceEvent | None:
         """An event recorded on the current stream of ``device``."""
         module = self._module
-        if module is None or not hasattr(module, "Event"):
+        # Fake tensors may be on devices that this machine has not: nothing is queued there.
+        if not self.is_available():
             return None
-        if not hasattr(module, "current_stream"):
+        if not hasattr(module, "Event") or not hasattr(module, "current_stream"):
             return None
         event = module.Event()
         event.record(module.current_stream(device))
@@ -143,6 +130,8 @@ class AcceleratorOps:
     def synchronize(self, device: torch.device) -> None:
         """Wait for every queue of the device."""
         module = self._module
+        if not self.is_available():
+            return
         if self.type == "mps":
             module.synchronize()
         else:
@@ -187,6 +176,24 @@ def ops_for(device: torch.device | str) -> DeviceOps:
     if ops is None:
         ops = _registry[kind] = AcceleratorOps(kind)
     return ops
+
+
+def accelerator_ops() -> DeviceOps:
+    """The operations of the accelerator of this machine.
+
+    Raises:
+        RuntimeError: when there is none.
+    """
+    for ops in _registry.values():
+        if ops.type not in ("cpu", "meta") and ops.is_available():
+            return ops
+    if torch.accelerator.is_available():  # a backend that registered itself with torch alone
+        device = torch.accelerator.current_accelerator()
+        if device is not None:
+            return ops_for(device)
+    raise RuntimeError(
+        "Cannot pin memory: expected an accelerator, and there is none on this machine."
+    )
 
 
 def register_device_ops(ops: DeviceOps) -> DeviceOps | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import StagingExhausted
-from .ops import ops_for
+from .ops import accelerator_ops, ops_for
 from .sync import Barrier
 
 
@@ -173,13 +173,19 @@ class StagingPool:
             )
         data = torch.empty(size, dtype=torch.uint8)
         if self.pin:
-            kind = self._device or _accelerator_type()
-            if kind is not None:
-                data = ops_for(kind).pin(data)
+            data = self._pinned(data)
         self._allocated += 1
         self._held += size
         self._peak = max(self._peak, self._held)
         return StagingBlock(self, data)
+
+    def _pinned(self, data: torch.Tensor) -> torch.Tensor:
+        if self._device is not None:
+            return ops_for(self._device).pin(data)
+        try:
+            return accelerator_ops().pin(data)
+        except RuntimeError:
+            return data  # no accelerator: plain memory serves
 
     def _give_back(self, block: StagingBlock, barrier: Barrier | None) -> None:
         with self._lock:
@@ -213,10 +219,3 @@ class StagingPool:
         block._barrier = None
         self._used -= block.data.shape[0]
         self._idle.append(block)
-
-
-def _accelerator_type() -> str | None:
-    if not torch.accelerator.is_available():
-        return None
-    device = torch.accelerator.current_accelerator()
-    return None if device is None else device.type

@@ -1,0 +1,204 @@
+"""`TensorAttrs`: what one leaf is like, as an entry of its own kind.
+
+``td.attrs()`` is a light tree of such records, made in one walk; equal leaves share one record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from ..core.devices import as_device
+from ..core.leaf import Leaf
+from ..core.node import Node
+from ..core.registry import register_leaf
+from ..core.structural import StructuralOp
+from ..core.traverse import map_leaves, nodes
+from ..errors import EntryTypeError
+from .layout import Layout
+
+FIELDS = ("device", "dtype", "shape")
+_NO_BATCH = Size([])
+
+
+@register_leaf
+class TensorAttrs(Leaf):
+    """Device, dtype and shape of one tensor; a field that was not recorded is ``None``.
+
+    Records do not change, so equal leaves of one tree share one.
+
+    Args:
+        tgt_device: Device, stored in normal form.
+        tgt_dtype: Element type.
+        tgt_shape: Full shape, batch dimensions included.
+        tgt_layout: Sharding of a DTensor (``fields=(..., "layout")``).
+
+    >>> TensorAttrs.from_tensor(torch.zeros(3, dtype=torch.float16))
+    TensorAttrs(device=cpu, dtype=torch.float16, shape=[3])
+    """
+
+    __slots__ = ("tgt_device", "tgt_dtype", "tgt_layout", "tgt_shape")
+
+    kind = "attrs"
+
+    tgt_device: torch.device | None
+    tgt_dtype: torch.dtype | None
+    tgt_shape: Size | None
+    tgt_layout: Layout | None
+
+    def __init__(
+        self,
+        tgt_device: Any = None,
+        tgt_dtype: torch.dtype | None = None,
+        tgt_shape: Sequence[int] | None = None,
+        tgt_layout: Layout | None = None,
+        *,
+        batch_size: Any = _NO_BATCH,
+        device: Any = None,
+        names: Any = None,
+    ) -> None:
+        _fill(
+            self,
+            None if tgt_device is None else as_device(tgt_device),
+            tgt_dtype,
+            None if tgt_shape is None else Size(tgt_shape),
+            tgt_layout,
+        )
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor, *, fields: Iterable[str] = FIELDS) -> TensorAttrs:
+        """The record of one tensor.
+
+        >>> TensorAttrs.from_tensor(torch.zeros(3), fields=("dtype",))
+        TensorAttrs(dtype=torch.float32)
+        """
+        return _record(tensor, frozenset(fields))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"Cannot set {name!r} of a TensorAttrs: records are shared between leaves. "
+            f"Make a new one."
+        )
+
+    def __eq__(self, other: object) -> Any:
+        if self is other:
+            return True
+        if type(other) is not TensorAttrs:
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.tgt_device, self.tgt_dtype, self.tgt_shape, self.tgt_layout
+
+    def __repr__(self) -> str:
+        parts = []
+        if self.tgt_device is not None:
+            parts.append(f"device={self.tgt_device}")
+        if self.tgt_dtype is not None:
+            parts.append(f"dtype={self.tgt_dtype}")
+        if self.tgt_shape is not None:
+            parts.append(f"shape={list(self.tgt_shape)}")
+        if self.tgt_layout is not None:
+            parts.append(f"layout={self.tgt_layout}")
+        return f"TensorAttrs({', '.join(parts)})"
+
+    def __reduce__(self) -> Any:
+        return TensorAttrs, self._key()
+
+    # --- leaf kind -----------------------------------------------------------------
+
+    def _value(self) -> TensorAttrs:
+        return self
+
+    def _with(self, batch_size: Size, device: torch.device | None) -> TensorAttrs:
+        return self
+
+    def _restructure(self, op: StructuralOp) -> Leaf:
+        raise EntryTypeError(
+            "Cannot index or reshape an attrs() tree: its entries describe whole leaves. "
+            "Take attrs() of the reshaped tensordict."
+        )
+
+    @classmethod
+    def _stack(cls, leaves: Sequence[Any], dim: int) -> Leaf:
+        raise EntryTypeError("Cannot stack attrs() trees: take attrs() of the stacked tensordict.")
+
+    @classmethod
+    def _cat(cls, leaves: Sequence[Any], dim: int) -> Leaf:
+        raise EntryTypeError(
+            "Cannot concatenate attrs() trees: take attrs() of the concatenated tensordict."
+        )
+
+
+# Plain assignment is closed: the slots are written through their descriptors.
+_set_device = TensorAttrs.__dict__["tgt_device"].__set__
+_set_dtype = TensorAttrs.__dict__["tgt_dtype"].__set__
+_set_shape = TensorAttrs.__dict__["tgt_shape"].__set__
+_set_layout = TensorAttrs.__dict__["tgt_layout"].__set__
+_set_batch = Leaf.__dict__["_batch_size"].__set__
+_set_own_device = Leaf.__dict__["_device"].__set__
+
+
+def _fill(
+    out: TensorAttrs,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    shape: Size | None,
+    layout: Layout | None,
+) -> TensorAttrs:
+    _set_device(out, device)
+    _set_dtype(out, dtype)
+    _set_shape(out, shape)
+    _set_layout(out, layout)
+    _set_batch(out, _NO_BATCH)
+    _set_own_device(out, None)
+    return out
+
+
+def _record(x: Tensor, fields: frozenset[str]) -> TensorAttrs:
+    layout = None
+    if "layout" in fields and hasattr(x, "placements") and hasattr(x, "device_mesh"):
+        layout = Layout.from_dtensor(x)
+    return _fill(
+        object.__new__(TensorAttrs),
+        x.device if "device" in fields else None,
+        x.dtype if "dtype" in fields else None,
+        x.shape if "shape" in fields else None,
+        layout,
+    )
+
+
+def attrs_of(node: Node, fields: Iterable[str] = FIELDS) -> Node:
+    """The tree of records of ``node``: batch size ``[]``, no device, unlocked.
+
+    Args:
+        node: Any tree.
+        fields: What to record: ``"device"``, ``"dtype"``, ``"shape"``, ``"layout"``; an unknown
+            name is ignored.
+    """
+    chosen = frozenset(fields)
+    known: dict[Any, TensorAttrs] = {}
+
+    def standard(x: Tensor) -> Any:
+        key = (x.device, x.dtype, x.shape)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _fill(object.__new__(TensorAttrs), *key, None)
+        return found
+
+    def selected(x: Tensor) -> Any:
+        new = _record(x, chosen)
+        return known.setdefault(new._key(), new)
+
+    out = map_leaves(node, standard if chosen == frozenset(FIELDS) else selected)
+    for part in nodes(out):
+        part._batch_size = _NO_BATCH
+        part._dim_names = None
+        part._device = None
+    return out

@@ -1,0 +1,187 @@
+"""Running moves: copies in order, ties once, and one wait where the host could read too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..device.kinds import MoveKind
+from ..device.ops import ops_for
+from ..device.sync import wait_for
+from .routes import Route, make_route, ties_of
+
+
+def move_all(
+    tensors: Sequence[Tensor],
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    memory_format: torch.memory_format | None = None,
+    non_blocking: bool | None = None,
+) -> list[Tensor]:
+    """Every tensor to one target: the loop over ``x.to(...)``, ties moved once.
+
+    With ``non_blocking=None`` copies are asynchronous, and the host waits once at the end unless
+    the target is a CUDA device.  A leaf that has nothing to do is the very same object.
+    """
+    if not tensors:
+        return []
+    if memory_format is None and _all_on_host(tensors) and (device is None or device.type == "cpu"):
+        # Nothing here is asynchronous, and torch is faster when it is told the device too.
+        host = torch.device("cpu")
+        out = [x.to(host, dtype) for x in tensors]
+        return _keep_ties(tensors, out)
+    flag = asynchronous(non_blocking)
+    routes = routes_to(tensors, device, dtype, memory_format)
+    return run_routes(
+        tensors, routes, flag, waiter(routes, device) if flag and non_blocking is None else None
+    )
+
+
+def waiter(
+    routes: Sequence[Route], target: torch.device | None = None
+) -> Callable[[], tuple[torch.device, ...]]:
+    """What waits once for the copies along ``routes`` that the host could read too early."""
+
+    def wait() -> tuple[torch.device, ...]:
+        return wait_for(devices_to_wait_for(routes, target))
+
+    return wait
+
+
+def routes_to(
+    tensors: Iterable[Tensor],
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    memory_format: torch.memory_format | None = None,
+) -> list[Route]:
+    """The route of each tensor to one target, few of them distinct."""
+    known: dict[Any, Route] = {}
+    out: list[Route] = []
+    for x in tensors:
+        if memory_format is not None:
+            out.append(make_route(x, device, dtype, _format_for(x, memory_format)))
+            continue
+        key = (x.dtype, x.device)
+        route = known.get(key)
+        if route is None:
+            route = known[key] = make_route(x, device, dtype)
+        out.append(route)
+    return out
+
+
+def _format_for(x: Tensor, memory_format: torch.memory_format) -> torch.memory_format | None:
+    """The format for one leaf: channels-last formats are for tensors of 4 or 5 dimensions alone."""
+    if memory_format is torch.channels_last and x.ndim != 4:
+        return None
+    if memory_format is torch.channels_last_3d and x.ndim != 5:
+        return None
+    return memory_format
+
+
+def run_routes(
+    tensors: Sequence[Tensor],
+    routes: Sequence[Route],
+    non_blocking: bool,
+    wait: Callable[[], Any] | None = None,
+    materialize: Callable[[int, Tensor, Route], Tensor] | None = None,
+) -> list[Tensor]:
+    """Copy each tensor along its route.
+
+    Args:
+        tensors, routes: What to copy, and how; one route per tensor.
+        non_blocking: Whether copies between devices are asynchronous.
+        wait: Called once after the copies; ``None`` leaves the waiting to the caller.
+        materialize: Makes the values of leaves that come from the meta device.
+    """
+    moving = [index for index, route in enumerate(routes) if route.kind is not MoveKind.ALIAS]
+    out = list(tensors)
+    late: list[int] = []
+    ties = ties_of([tensors[index] for index in moving]) if len(moving) > 1 else None
+    tied = {} if ties is None else {moving[i]: moving[first] for i, first in ties.items()}
+    for index in moving:
+        if index in tied and routes[tied[index]] == routes[index]:
+            continue
+        x, route = tensors[index], routes[index]
+        if route.kind is MoveKind.FROM_META and materialize is not None:
+            out[index] = materialize(index, x, route)
+        elif route.kind is MoveKind.D2H and wait is not None and route.cast_side == "target":
+            # Fewer bytes cross, and the host casts once they have arrived.
+            out[index] = x.to(route.device, non_blocking=non_blocking)
+            late.append(index)
+        else:
+            out[index] = copy_along(x, route, non_blocking)
+    if wait is not None:
+        wait()
+    for index in late:
+        out[index] = out[index].to(routes[index].device, routes[index].dtype)
+    for index, first in tied.items():
+        if routes[first] == routes[index]:
+            out[index] = same_memory(tensors[index], tensors[first], out[first])
+    return out
+
+
+def copy_along(x: Tensor, route: Route, non_blocking: bool) -> Tensor:
+    """One copy; the cast happens on the side that sends fewer bytes."""
+    device, dtype = route.device, route.dtype
+    if route.memory_format is not None:
+        out = x.to(device, dtype, non_blocking, memory_format=route.memory_format)
+    elif route.kind in (MoveKind.H2D, MoveKind.D2D) and route.cast_side == "target":
+        # In one call torch casts at the source, and sends the wider values.
+        out = x.to(device, non_blocking=non_blocking).to(device, dtype)
+    else:
+        out = x.to(device, dtype, non_blocking)
+    if route.pin and not ops_for(device).is_pinned(out):
+        out = ops_for(device).pin(out)
+    return out
+
+
+def same_memory(x: Tensor, first: Tensor, moved: Tensor) -> Tensor:
+    """The result for a tie of ``first``, which became ``moved``."""
+    return moved if x is first else moved.detach()
+
+
+def devices_to_wait_for(
+    routes: Iterable[Route], target: torch.device | None = None
+) -> tuple[torch.device, ...]:
+    """The devices one barrier has to cover after asynchronous copies.
+
+    Args:
+        routes: What was copied.
+        target: The one device of ``to(device)``, which waits for every target that is not CUDA;
+            ``None`` for moves that differ by leaf, which wait for copies to the host alone.
+    """
+    out: dict[torch.device, None] = {}
+    for route in dict.fromkeys(routes):
+        kind = route.kind
+        if kind is MoveKind.D2H:
+            out[route.src_device] = None
+        elif target is not None and target.type != "cuda":
+            if kind is MoveKind.D2D:
+                out[route.src_device] = None
+            if kind in (MoveKind.D2D, MoveKind.H2D):
+                out[route.device] = None
+    return tuple(out)
+
+
+def _all_on_host(tensors: Sequence[Tensor]) -> bool:
+    return all([x.is_cpu for x in tensors])  # noqa: C419  (a generator is twice as slow)
+
+
+def _keep_ties(tensors: Sequence[Tensor], out: list[Tensor]) -> list[Tensor]:
+    ties = ties_of(tensors)
+    if ties is not None:
+        for index, first in ties.items():
+            if out[first] is not tensors[first]:
+                out[index] = same_memory(tensors[index], tensors[first], out[first])
+    return out
+
+
+def asynchronous(non_blocking: bool | None) -> bool:
+    """Whether copies are asynchronous: by default yes, but for a compiled graph.
+
+    A graph has no events, so that its default copies have to be blocking.
+    """
+    return not torch.compiler.is_compiling() if non_blocking is None else non_blocking

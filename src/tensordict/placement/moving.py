@@ -1,0 +1,138 @@
+"""``to()``: a request run on a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._keys import short
+from ..core.traverse import entries_beside, leaves, map_leaves_with_path, nodes
+from ..core.undo import remember
+from ..device.kinds import MoveKind
+from ..errors import LockedError
+from ..storage.consolidate import buffer_of, over_buffer, packing_of
+from .attrs import TensorAttrs
+from .execute import asynchronous, move_all, run_routes, waiter
+from .pinning import move_pinned
+from .plan import place, plan_moves
+from .request import MoveRequest
+from .routes import Route, make_route
+from .rules import Spec
+from .writeback import WriteBack
+
+
+def run_request(td: Any, request: MoveRequest) -> Any:
+    """What ``td.to(...)`` returns.
+
+    Raises:
+        LockedError: for ``inplace=True`` on a locked tensordict.
+        LayoutError: when a spec asks for another sharding.
+        NotImplementedError: for values on the meta device that should go to a real one.
+    """
+    if request.inplace and td._lock is not None:
+        raise LockedError
+    if request.moves_nothing or _is_there(td, request):
+        out = td
+    elif request.spec is not None:
+        out = _to_spec(td, request)
+    else:
+        out = _to_one(td, request)
+    if request.batch_size is not None:
+        out.batch_size = request.batch_size
+    if out is not td:
+        remember(out, td, WriteBack())
+    return out
+
+
+def _is_there(td: Any, request: MoveRequest) -> bool:
+    device = request.device
+    return (
+        device is not None
+        and td._device == device
+        and request.dtype is None
+        and request.memory_format is None
+        and request.spec is None
+    )
+
+
+def _to_one(td: Any, request: MoveRequest) -> Any:
+    """Every leaf to one target."""
+    device = request.device
+    buffer = buffer_of(td)
+    if buffer is not None and device is not None and not request.inplace:
+        alone = request.dtype is None and request.memory_format is None
+        if alone and buffer.device != device:
+            return _move_buffer(td, buffer, device, request.non_blocking)
+    tensors = leaves(td)
+    if request.non_blocking_pin:
+        threads = request.num_threads
+        moved = move_pinned(tensors, device, request.dtype, request.non_blocking, threads)
+        return place(td, moved, device, inplace=request.inplace, keep_device=device is None)
+    moved = move_all(tensors, device, request.dtype, request.memory_format, request.non_blocking)
+    return place(td, moved, device, inplace=request.inplace, keep_device=device is None)
+
+
+def _move_buffer(td: Any, buffer: Tensor, device: torch.device, non_blocking: bool | None) -> Any:
+    """A consolidated tree to a device: one copy, and the result is consolidated too."""
+    (moved,) = move_all([buffer], device, None, None, non_blocking)
+    out = over_buffer(td, packing_of(td), moved)
+    for part in nodes(out):
+        part._device = device
+    return out
+
+
+def _to_spec(td: Any, request: MoveRequest) -> Any:
+    """Each leaf to its own target."""
+    spec = request.spec
+    routes: list[Route] | None
+    if isinstance(spec, Spec):
+        plan = plan_moves(
+            td, spec, non_blocking=request.non_blocking, on_unused="ignore", on_shape="ignore"
+        )
+        tensors, routes = leaves(td), plan.routes
+    else:
+        assert spec is not None
+        tensors = leaves(td)
+        routes = _routes_beside(tensors, entries_beside(td, spec))
+    if routes is None:
+        return place(td, tensors, None, inplace=request.inplace)
+    flag = asynchronous(request.non_blocking)
+    wait = waiter(routes) if flag and request.non_blocking is None else None
+    moved = run_routes(tensors, routes, flag, wait)
+    return place(td, moved, None, inplace=request.inplace)
+
+
+def _routes_beside(tensors: list[Tensor], beside: list[Any]) -> list[Route] | None:
+    """The route of each leaf to the record beside it; ``None`` when nothing moves."""
+    known: dict[Any, Route] = {}
+    out: list[Route] = []
+    moves = False
+    for x, record in zip(tensors, beside):
+        key = (x.dtype, x.device, id(record))
+        route = known.get(key)
+        if route is None:
+            route = known[key] = _route_to(x, record)
+            moves = moves or route.kind is not MoveKind.ALIAS
+        out.append(route)
+    return out if moves else None
+
+
+def _route_to(x: Tensor, record: Any) -> Route:
+    if type(record) is not TensorAttrs:
+        return make_route(x, None, None)
+    return make_route(x, record.tgt_device, record.tgt_dtype)
+
+
+def cast_leaves(
+    td: Any, dtype: torch.dtype, cast_filter: Callable[[Any, Tensor], bool] | None
+) -> Any:
+    """``td.to(dtype)``, of the leaves alone for which ``cast_filter(key, leaf)`` is true."""
+    if cast_filter is None:
+        return run_request(td, MoveRequest(dtype=dtype))
+    out = map_leaves_with_path(
+        td, lambda path, x: x.to(x.device, dtype) if cast_filter(short(path), x) else x
+    )
+    return place(td, leaves(out), None, keep_device=True)

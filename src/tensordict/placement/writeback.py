@@ -1,0 +1,68 @@
+"""``with td.to(...) as moved:`` what the block changed goes back into ``td``.
+
+Entries keep their device and dtype, and their memory where the shape allows.  A leaf that the
+block did not touch is not written, so that a cast there and back loses nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._typing import Path
+from ..core.node import Node
+from ..core.traverse import entries_with_path
+from ..core.write import commit, fetch, prepare
+
+
+class WriteBack:
+    """Compares a result with what it was when the block began, and writes what differs."""
+
+    __slots__ = ("_before",)
+
+    def __init__(self) -> None:
+        self._before: dict[Path, tuple[Any, int]] = {}
+
+    def begin(self, result: Any) -> None:
+        """Remember the entries of ``result`` and how often each tensor was written to."""
+        self._before = {path: (entry, _version(entry)) for path, entry in entries_with_path(result)}
+
+    def __call__(self, source: Any, result: Any) -> None:
+        """Write the changes back; checks everything before it writes anything."""
+        replaced: list[tuple[Node, Path, Any]] = []
+        written: list[tuple[Tensor, Tensor]] = []
+        for path, entry in entries_with_path(result):
+            if self._untouched(path, entry):
+                continue
+            old = fetch(source, path)
+            if isinstance(entry, Tensor) and isinstance(old, Tensor):
+                if _can_write(old, entry):
+                    if old is not entry:
+                        written.append((old, entry))
+                    continue
+                entry = entry.to(old.device, old.dtype)
+            elif isinstance(entry, Tensor) and source._device is not None:
+                entry = entry.to(source._device)
+            replaced.append(prepare(source, path, entry))
+        with torch.no_grad():
+            for old, new in written:
+                old.copy_(new)
+        for node, path, entry in replaced:
+            commit(node, path, entry)
+
+    def _untouched(self, path: Path, entry: Any) -> bool:
+        before = self._before.get(path)
+        return before is not None and before[0] is entry and before[1] == _version(entry)
+
+
+def _can_write(old: Tensor, new: Tensor) -> bool:
+    return old.shape == new.shape and not old.requires_grad and not new.requires_grad
+
+
+def _version(entry: Any) -> int:
+    """The number of in-place writes; -1 where it is not counted."""
+    if not isinstance(entry, Tensor) or entry.is_inference():
+        return -1
+    return entry._version
