@@ -59,6 +59,10 @@ class StructureError(MissingKeyError, RuntimeError):
     """Two trees do not have the same keys."""
 
 
+class GradError(TensorDictError, RuntimeError):
+    """Autograd cannot do this with these leaves."""
+
+
 class CastError(TensorDictError, ValueError):
     """A cast cannot be done or is not allowed by the policy."""
 

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.undo import begin, leave
 from ..ops.apply import ApplyMethods
+from ..ops.autograd import AutogradMethods
+from ..ops.compare import CompareMethods
 from ..ops.dispatch import DispatchMethods
 from ..ops.display import DisplayMethods
 from ..ops.mapping import MappingMethods
 from ..ops.metadata import MetadataMethods
+from ..ops.pointwise import PointwiseMethods
+from ..ops.reductions import ReductionMethods
 from ..placement.methods import PlacementMethods
 from ..storage.methods import StorageMethods
 
@@ -22,6 +26,10 @@ class TensorDictBase(
     MappingMethods,
     MetadataMethods,
     ApplyMethods,
+    PointwiseMethods,
+    CompareMethods,
+    ReductionMethods,
+    AutogradMethods,
     DisplayMethods,
     DispatchMethods,
     StorageMethods,

@@ -6,7 +6,7 @@ primitives recurse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -18,6 +18,9 @@ from .leaf import Leaf
 from .node import Entry, Node
 
 N = TypeVar("N", bound=Node)
+
+# What `zip_map` is told to do with a node: visit its entries.
+DESCEND: Any = object()
 
 
 def leaves(node: Node) -> list[Tensor]:
@@ -111,6 +114,34 @@ def map_entries(node: N, fn: Callable[[Path, Tensor | Leaf], Entry | None], pref
             if new is not None:
                 out[name] = new
     return node._like(out)
+
+
+def zip_map(
+    node: Node,
+    others: Sequence[Node | None],
+    visit: Callable[[Path, Entry, list[Entry | None]], Any],
+    build: Callable[[Path, Node, dict[str, Entry]], Any],
+    prefix: Path = (),
+) -> Any:
+    """A tree made of what ``visit`` makes of each entry and its namesakes in other trees.
+
+    Args:
+        node: the tree to walk.
+        others: trees walked along; a part that is missing there comes as None.
+        visit: ``visit(path, entry, theirs)`` returns the new entry, None to drop it, or
+            `DESCEND` to go into a node.
+        build: ``build(path, node, entries)`` makes the new node, or None to drop it.
+    """
+    out: dict[str, Entry] = {}
+    for name, entry in node._items():
+        path = (*prefix, name)
+        theirs = [x._fetch(name) if isinstance(x, Node) else None for x in others]
+        new = visit(path, entry, theirs)
+        if new is DESCEND:
+            new = zip_map(entry, theirs, visit, build, path)  # type: ignore[arg-type]
+        if new is not None:
+            out[name] = new
+    return build(prefix, node, out)
 
 
 def leaves_like(node: Node, other: Node) -> list[Tensor]:

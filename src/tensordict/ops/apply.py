@@ -1,26 +1,369 @@
-"""Calling a function on every leaf."""
+"""Calling a function on every leaf; copies and fills."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ..core.node import Node
+import torch
+from torch import Size, Tensor
+
+from .._keys import path_of, short
+from .._typing import NO_DEFAULT, NestedKey, Path
+from ..core import lock as locking
+from ..core import write
+from ..core.devices import as_device
+from ..core.leaf import Leaf
+from ..core.node import KEEP, Entry, Node
+from ..core.sizes import as_size
+from ..core.traverse import DESCEND, leaves, leaves_like, nodes_with_path, zip_map
+from ..errors import EntryTypeError, StructureError, table_of
+from . import update
+from .inplace import write_each
+from .metadata import check_names
+from .operands import grouped
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+IsLeaf = Callable[[type], bool]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of one call of `apply`; each is what its argument of that name says."""
+
+    default: Any = NO_DEFAULT
+    call_on_nested: bool = False
+    is_leaf: IsLeaf | None = None
+    num_threads: int = 0
+    batch_size: Size | None = None
+    device: Any = KEEP
+    names: Any = KEEP
+    filter_empty: bool | None = None
+    # Whether the function gets the key: None no, False the name, True the whole key.
+    keys: bool | None = None
+
+    @property
+    def only_tensors(self) -> bool:
+        """Whether the function is called on the tensors of both sides, and on nothing else."""
+        return not self.call_on_nested and self.is_leaf is None and self.default is NO_DEFAULT
+
+    def picks(self, entry: Entry) -> bool:
+        """Whether the function is called on an entry."""
+        if self.call_on_nested:
+            return True
+        if self.is_leaf is None:
+            return isinstance(entry, Tensor)
+        return bool(self.is_leaf(type(entry)))
+
+
+_DEFAULT = Request()
+
 
 class ApplyMethods(Node):
-    """Copies."""
+    """`apply` and its kin, copies and fills."""
 
     __slots__ = ()
 
-    def clone(self, recurse: bool = True) -> Self:
+    def apply(
+        self,
+        fn: Callable[..., Any],
+        *others: Any,
+        inplace: bool = False,
+        out: Any = None,
+        propagate_lock: bool = False,
+        **options: Any,
+    ) -> Any:
+        """A tensordict of what ``fn`` makes of every leaf.
+
+        Args:
+            fn: ``fn(leaf, *namesakes)``; None drops the leaf.
+            *others: tensordicts with the same keys, whose leaves are passed along.
+            inplace: write the results into the leaves; None leaves the leaf alone.
+            out: a tensordict to update with the results, and to return.
+            propagate_lock: lock the result if self is locked.
+            **options: ``batch_size=``, ``device=`` and ``names=`` of the result, here and
+                below (a batch size is needed when the leaves no longer start with the
+                present one);
+                ``default=``, what ``fn`` gets for a leaf that one of ``others`` lacks;
+                ``filter_empty=``: True drops every empty nested tensordict, False keeps
+                them all; by default those that lost all their leaves are dropped, and a
+                result that would be dropped itself is None;
+                ``call_on_nested=``: call ``fn`` on the entries of this level, whatever
+                they are; ``is_leaf=``, a test on the class of an entry: what to call
+                ``fn`` on; ``num_threads=``: call ``fn`` from this many threads.
+
+        Raises:
+            RuntimeError: a result does not start with the batch size.
+            KeyError: the keys of ``others`` differ and there is no ``default``.
+
+        >>> from tensordict import TensorDict
+        >>> td = TensorDict(a=1, b=2.0)
+        >>> td.apply(lambda x: x + 1 if x.is_floating_point() else None)["b"]
+        tensor(3.)
+        """
+        if not options:
+            if not others and not inplace and out is None and not propagate_lock:
+                xs = leaves(self)
+                ys = [fn(x) for x in xs]
+                if _alike(xs, ys):
+                    return self._rebuild(iter(ys))
+                return _assembled(self, ys, _DEFAULT)
+            request = _DEFAULT
+        else:
+            request = _request(**options)
+        return _run(self, fn, others, request, inplace, out, propagate_lock)
+
+    def named_apply(
+        self,
+        fn: Callable[..., Any],
+        *others: Any,
+        nested_keys: bool = False,
+        inplace: bool = False,
+        out: Any = None,
+        propagate_lock: bool = False,
+        **options: Any,
+    ) -> Any:
+        """`apply` of a function that gets the key too: ``fn(key, leaf, *namesakes)``.
+
+        Args:
+            fn, others, inplace, out, propagate_lock, options: as in `apply`.
+            nested_keys: pass the whole key (a tuple for nested leaves), not the last name.
+
+        >>> from tensordict import TensorDict
+        >>> td = TensorDict(a=1, n={"b": 2})
+        >>> td.named_apply(lambda key, x: print(key), nested_keys=True)
+        a
+        ('n', 'b')
+        """
+        request = _request(keys=nested_keys, **options)
+        return _run(self, fn, others, request, inplace, out, propagate_lock)
+
+    def apply_(self, fn: Callable[..., Any], *others: Any, **options: Any) -> Self:
+        """`apply` with the results written into the leaves; allowed when locked.
+
+        >>> from tensordict import TensorDict
+        >>> TensorDict(a=1.0).apply_(lambda x: x + 1)["a"]
+        tensor(2.)
+        """
+        out: Self = self.apply(fn, *others, inplace=True, **options)
+        return out
+
+    # --- copies and fills ------------------------------------------------------------
+
+    def clone(self, recurse: bool = True, *, memory_format: Any = torch.preserve_format) -> Self:
         """A copy: new leaves, or (``recurse=False``) new containers over the same leaves."""
         if not recurse:
-            return self._map(lambda x: x)
-        return self._map(lambda x: x.clone())
+            return self._map(_same)
+        if memory_format is not torch.preserve_format:
+            return self._map(lambda x: x.clone(memory_format=memory_format))
+        xs = leaves(self)
+        if grouped(xs):
+            return self._rebuild(iter(torch._foreach_clone(xs)))
+        return self._map(torch.clone)
 
     def copy(self) -> Self:
         """New containers over the same leaves."""
-        return self._map(lambda x: x)
+        return self._map(_same)
+
+    def __copy__(self) -> Self:
+        return self._map(_same)
+
+    def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
+        """Write another tensordict into the leaves: broadcast and cast, allowed when locked.
+
+        Raises:
+            KeyError: a key of ``tensordict`` is not here; nothing has changed then.
+        """
+        if isinstance(tensordict, Node) and _copy_each(self, tensordict, non_blocking):
+            return self
+        update.write_all(self, tensordict, non_blocking=non_blocking)
+        return self
+
+    def fill_(self, key: NestedKey, value: Any) -> Self:
+        """Write one value into an entry: every element of a tensor, or every leaf of a tensordict."""
+        path = path_of(key)
+        entry = write.require(self, path)
+        if isinstance(entry, Tensor):
+            entry.fill_(value)
+        elif isinstance(entry, Node):
+            write_each(entry, Tensor.fill_, None, (value,))
+        else:
+            update.write_all(self, {key: value})
+        return self
+
+    def zero_(self) -> Self:
+        """Write 0 into every leaf; allowed when locked."""
+        write_each(self, Tensor.zero_, torch._foreach_zero_)
+        return self
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _copy_each(node: Node, source: Node, non_blocking: bool) -> bool:
+    """Copy leaf by leaf between trees that agree; False when there is more to decide."""
+    if any(isinstance(e, Leaf) for _, part in nodes_with_path(source) for _, e in part._items()):
+        return False
+    try:
+        ys = leaves_like(node, source)
+    except StructureError:
+        return False
+    xs = leaves(node)
+    if any(x.shape != y.shape for x, y in zip(xs, ys)):
+        return False
+    write_each(node, Tensor.copy_, torch._foreach_copy_, (ys,), {"non_blocking": non_blocking})
+    return True
+
+
+# --- apply ---------------------------------------------------------------------------
+
+
+def _request(
+    batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = NO_DEFAULT, **options: Any
+) -> Request:
+    size = None if batch_size is None else as_size(batch_size)
+    if device is not NO_DEFAULT:
+        options["device"] = None if device is None else as_device(device)
+    if names is not NO_DEFAULT:
+        options["names"] = names
+    try:
+        return Request(batch_size=size, **options)
+    except TypeError as err:
+        raise EntryTypeError(f"apply() got an option that it does not have: {err}.") from None
+
+
+def _run(
+    node: Any,
+    fn: Callable[..., Any],
+    others: Sequence[Any],
+    request: Request,
+    inplace: bool,
+    out: Any,
+    propagate_lock: bool,
+) -> Any:
+    for other in others:
+        if not isinstance(other, Node):
+            raise EntryTypeError(
+                f"Cannot apply a function to a tensordict and a {type(other).__name__}: expected "
+                f"tensordicts after the function, got {other!r}."
+            )
+    results = _called(fn, list(_calls(node, others, request)), request.num_threads)
+    if inplace:
+        _write(node, results, request)
+        return node
+    result = _assembled(node, results, request)
+    if out is not None:
+        return out if result is None else out.update(result)
+    if propagate_lock and node._lock is not None and result is not None:
+        locking.lock(result)
+    return result
+
+
+def _calls(node: Node, others: Sequence[Node], request: Request) -> Iterator[tuple[Any, ...]]:
+    """The arguments of every call, in the order of the tree."""
+    if request.only_tensors and request.keys is None:
+        try:
+            return zip(leaves(node), *[leaves_like(node, other) for other in others])
+        except StructureError:
+            pass  # keys that only the others have are ignored; what is missing is found below
+    calls: list[tuple[Any, ...]] = []
+    missing: list[Path] = []
+
+    def visit(path: Path, entry: Entry, theirs: list[Entry | None]) -> Any:
+        if not request.picks(entry):
+            return DESCEND if isinstance(entry, Node) else None
+        if None in [x if x is None else True for x in theirs]:
+            if request.default is NO_DEFAULT:
+                missing.append(path)
+            theirs = [request.default if x is None else x for x in theirs]
+        if request.keys is None:
+            calls.append((entry, *theirs))
+        else:
+            calls.append((short(path) if request.keys else path[-1], entry, *theirs))
+        return None
+
+    zip_map(node, others, visit, lambda path, part, entries: None)
+    if missing:
+        raise StructureError(
+            table_of(
+                f"keys in tensordicts mismatch: {len(missing)} are missing in another tensordict. "
+                f"Pass default= to go on without them.",
+                [(short(path), "missing") for path in missing],
+            )
+        )
+    return iter(calls)
+
+
+def _called(fn: Callable[..., Any], calls: list[tuple[Any, ...]], num_threads: int) -> list[Any]:
+    if not num_threads:
+        return [fn(*args) for args in calls]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        return list(pool.map(lambda args: fn(*args), calls))
+
+
+def _alike(xs: Sequence[Tensor], ys: Sequence[Any]) -> bool:
+    """Whether results can take the place of the leaves as they are."""
+    for x, y in zip(xs, ys):
+        if not isinstance(y, Tensor) or y.shape != x.shape or y.device != x.device:
+            return False
+    return True
+
+
+def _assembled(node: Any, results: Sequence[Any], request: Request) -> Any:
+    """The tree of the results, or None when it is dropped itself."""
+    todo = iter(results)
+    size, device = request.batch_size, request.device
+
+    def visit(path: Path, entry: Entry, theirs: list[Entry | None]) -> Any:
+        if request.picks(entry):
+            return next(todo)
+        if not isinstance(entry, Leaf):
+            return DESCEND if isinstance(entry, Node) else entry
+        new_size = entry._batch_size if size is None else size
+        return entry._with(new_size, entry._device if device is KEEP else device)
+
+    def build(path: Path, part: Node, entries: dict[str, Any]) -> Node | None:
+        lost = request.filter_empty or (request.filter_empty is None and len(part._names()))
+        if lost and not entries:
+            return None
+        blank = part._like({}, KEEP if size is None else size, _names(part, request), device)
+        checked = {k: write.entry_of(blank, v, (*path, k)) for k, v in entries.items()}
+        return blank._like(checked)
+
+    return zip_map(node, (), visit, build)
+
+
+def _names(part: Node, request: Request) -> Any:
+    if request.names is KEEP:
+        return KEEP if request.batch_size is None else None
+    if request.names is None:
+        return None
+    n = len(part._batch_size if request.batch_size is None else request.batch_size)
+    names = list(request.names)
+    size = part._batch_size if request.batch_size is None else request.batch_size
+    return check_names(names + [None] * (n - len(names)), size)
+
+
+def _write(node: Node, results: Sequence[Any], request: Request) -> None:
+    """Write results into the entries they were made of; nothing when one does not fit."""
+    todo = iter(results)
+    writes = update.Writes()
+
+    def visit(path: Path, entry: Entry, theirs: list[Entry | None]) -> Any:
+        if request.picks(entry):
+            new = next(todo)
+            return None if new is entry else new
+        return DESCEND if isinstance(entry, Node) else None
+
+    def build(path: Path, part: Node, entries: dict[str, Any]) -> None:
+        for name, value in entries.items():
+            writes.into(part, (name,), write.entry_of(part, value, (*path, name)))
+
+    zip_map(node, (), visit, build)
+    writes.run()

@@ -255,7 +255,7 @@ class MappingMethods(Node):
             RuntimeError: a shape does not fit; nothing has changed then.
         """
         source = kwargs if input_dict_or_td is None else input_dict_or_td
-        if not source and not isinstance(source, Node):
+        if not isinstance(source, Node) and not source:
             return self
         if input_dict_or_td is not None and kwargs:
             source = {**dict(update.items_of(source)), **kwargs}

@@ -1,0 +1,330 @@
+"""Rows of the op table made into methods, operators and torch functions."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.node import Node
+from ..core.torch_function import implements
+from ..core.traverse import leaves
+from .inplace import write_each
+from .operands import accepts, grouped, inplace_pair, joined, keeps_batch, pair, same_keys
+from .table import Binary, Param, Row, Ternary, Unary
+
+Method = Callable[..., Any]
+
+_SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_DEFAULT = inspect.Parameter("default", inspect.Parameter.KEYWORD_ONLY, default=None)
+
+
+def install(cls: type, rows: Sequence[Row]) -> None:
+    """Give a mixin class the methods of rows, and torch the rules for their functions."""
+    for row in rows:
+        if isinstance(row, Unary):
+            made = _unary(row)
+        elif isinstance(row, Binary):
+            made = _binary(row)
+        elif isinstance(row, Ternary):
+            made = _ternary(row)
+        else:
+            continue  # comparisons know non-tensor entries: ops/compare.py
+        for name, method in made.items():
+            install_method(cls, name, method)
+
+
+def install_method(cls: type, name: str, method: Method) -> None:
+    """Make a function a method of a class, as if it were written there."""
+    method.__name__ = name
+    method.__qualname__ = f"{cls.__name__}.{name}"
+    method.__module__ = cls.__module__
+    setattr(cls, name, method)
+
+
+def torch_name(row: Row) -> str:
+    """The name of a row's function in ``torch``."""
+    return (isinstance(row, Binary) and row.of) or row.name
+
+
+def foreach(row: Row, inplace: bool = False) -> Callable[..., Any] | None:
+    """The foreach function of a row, None when torch has none."""
+    return getattr(torch, f"_foreach_{torch_name(row)}{'_' if inplace else ''}", None)
+
+
+def _documented(method: Method, row: Row, names: Sequence[str], text: str = "") -> Method:
+    """Give a method its docstring and the signature that ``*args, **kwargs`` hide."""
+    method.__doc__ = text or row.doc
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    params = [_SELF, *(inspect.Parameter(name, kind) for name in names)]
+    params += [
+        inspect.Parameter(p.name, kind, default=p.default, annotation=p.type)
+        for p in getattr(row, "params", ())
+    ]
+    if isinstance(row, Binary) and not text:
+        params.append(_DEFAULT)
+    method.__signature__ = inspect.Signature(params)  # type: ignore[attr-defined]
+    return method
+
+
+def _kwargs(params: Sequence[Param], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Extra arguments by name, without those that have their default."""
+    if len(args) > len(params):
+        raise TypeError(f"takes {len(params)} optional arguments, got {len(args)}")
+    given = {p.name: a for p, a in zip(params, args)}
+    given.update(kwargs)
+    for p in params:
+        if p.name in given and given[p.name] == p.default:
+            del given[p.name]
+    return given
+
+
+# --- one operand: the leaf itself -------------------------------------------------------
+
+
+def _unary(row: Unary) -> dict[str, Method]:
+    fn = getattr(torch, row.name)
+    each = foreach(row)
+
+    if row.params:
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if args or kwargs:
+                given = _kwargs(row.params, args, kwargs)
+                return self._map(lambda x: fn(x, **given))
+            return self._map(fn)
+
+    elif each is None:
+
+        def method(self: Any) -> Any:  # type: ignore[misc]
+            return self._map(fn)
+
+    else:
+
+        def method(self: Any) -> Any:  # type: ignore[misc]
+            xs = leaves(self)
+            if grouped(xs):
+                return self._rebuild(iter(each(xs)))
+            return self._map(fn)
+
+    made = {row.name: _documented(method, row, ())}
+    if row.dunder:
+        made[f"__{row.dunder}__"] = _copy(method)
+    implements(fn)(method)
+    if row.inplace:
+        made[f"{row.name}_"] = _unary_inplace(row)
+    return made
+
+
+def _unary_inplace(row: Unary) -> Method:
+    fn = getattr(Tensor, f"{row.name}_")
+    each = None if row.params else foreach(row, inplace=True)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = _kwargs(row.params, args, kwargs) if args or kwargs else None
+        write_each(self, fn, each, (), given)
+        return self
+
+    return _documented(method, row, (), f"In place: {row.doc}")
+
+
+def _copy(method: Method) -> Method:
+    """The same function under another name."""
+
+    def same(self: Any) -> Any:
+        return method(self)
+
+    same.__doc__ = method.__doc__
+    return same
+
+
+# --- two operands -----------------------------------------------------------------------
+
+
+def _binary(row: Binary) -> dict[str, Method]:
+    fn = getattr(torch, torch_name(row))
+    each = foreach(row)
+    name = row.name
+
+    def run(self: Any, other: Any, given: dict[str, Any] | None) -> Any:
+        node, values = pair(self, other, name)
+        return _combine(node, values, fn, each, row.numbers, given)
+
+    def method(self: Any, other: Any, *args: Any, default: Any = None, **kwargs: Any) -> Any:
+        given = _kwargs(row.params, args, kwargs) if args or kwargs else None
+        if default is not None and isinstance(other, Node) and not same_keys(self, other):
+            return joined(self, other, lambda x, y: fn(x, y, **(given or {})), default)
+        return run(self, other, given)
+
+    def forward(self: Any, other: Any) -> Any:
+        return run(self, other, None) if accepts(other) else NotImplemented
+
+    made = {name: _documented(method, row, ("other",))}
+    swapped = _swapped(row, fn)
+    if row.dunder:
+        made[f"__{row.dunder}__"] = forward
+        made[f"__r{row.dunder}__"] = swapped
+    if row.inplace:
+        inplace = made[f"{name}_"] = _binary_inplace(row)
+        if row.dunder:
+            made[f"__i{row.dunder}__"] = _inplace_operator(inplace)
+
+    def rule(input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(input, Node):
+            return method(input, other, *args, **kwargs)
+        return swapped(other, input, *args, **kwargs)
+
+    implements(fn)(rule)
+    return made
+
+
+def _combine(
+    node: Any,
+    values: Any,
+    fn: Callable[..., Tensor],
+    each: Callable[..., Any] | None,
+    numbers: bool,
+    given: dict[str, Any] | None,
+) -> Any:
+    xs = leaves(node)
+    if type(values) is not list:
+        if not numbers:
+            values = [_number(values, x) for x in xs]
+        elif each is not None and not given and grouped(xs):
+            return node._rebuild(iter(each(xs, values)))
+        else:
+            kwargs = given or {}
+            return node._rebuild(iter([fn(x, values, **kwargs) for x in xs]))
+    if each is not None and not given and grouped(xs):
+        out = each(xs, values)
+    else:
+        kwargs = given or {}
+        out = [fn(x, y, **kwargs) for x, y in zip(xs, values)]
+    keeps_batch(node, out)
+    return node._rebuild(iter(out))
+
+
+def _number(value: Any, like: Tensor) -> Tensor:
+    """A number as the tensor that promotes with ``like`` as the number would."""
+    return torch.full((), value, dtype=torch.result_type(like, value), device=like.device)
+
+
+def _swapped(row: Binary, fn: Callable[..., Tensor]) -> Method:
+    """``other op td``, for an ``other`` that is no tensordict."""
+    op = getattr(
+        operator, row.dunder if row.dunder not in ("and", "or") else f"{row.dunder}_", None
+    )
+
+    def method(self: Any, other: Any, **kwargs: Any) -> Any:
+        if not accepts(other):
+            return NotImplemented
+        node, values = pair(self, other, row.name)
+        xs = leaves(node)
+        if kwargs or op is None:
+            ys = values if type(values) is list else [_number(values, x) for x in xs]
+            out = [fn(y, x, **kwargs) for x, y in zip(xs, ys)]
+        elif type(values) is list:
+            out = [op(y, x) for x, y in zip(xs, values)]
+        else:
+            out = [op(values, x) for x in xs]
+        return node._rebuild(iter(out))
+
+    method.__doc__ = row.doc
+    return method
+
+
+def _binary_inplace(row: Binary) -> Method:
+    fn = _INPLACE.get(row.name) or getattr(Tensor, f"{torch_name(row)}_")
+    each = foreach(row, inplace=True)
+
+    def method(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        given = _kwargs(row.params, args, kwargs) if args or kwargs else None
+        values = inplace_pair(self, other, row.name)
+        if type(values) is not list and not row.numbers:
+            values = [_number(values, x) for x in leaves(self)]
+        write_each(self, fn, None if given else each, (values,), given)
+        return self
+
+    return _documented(method, row, ("other",), f"In place: {row.doc}")
+
+
+# torch has no method of the name, only the foreach form.
+_INPLACE: dict[str, Callable[..., Any]] = {
+    "maximum": Tensor.clamp_min_,
+    "minimum": Tensor.clamp_max_,
+}
+
+
+def _inplace_operator(inplace: Method) -> Method:
+    def method(self: Any, other: Any) -> Any:
+        return inplace(self, other) if accepts(other) else NotImplemented
+
+    method.__doc__ = inplace.__doc__
+    return method
+
+
+# --- three operands ---------------------------------------------------------------------
+
+
+def _ternary(row: Ternary) -> dict[str, Method]:
+    fn = getattr(torch, row.name)
+    each = foreach(row)
+    first, second = row.operands
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        a, b, given = _two(row, args, kwargs)
+        node, ys = pair(self, a, row.name)
+        again, zs = pair(node, b, row.name)
+        if again is not node:
+            node, (again, ys) = again, pair(again, a, row.name)
+        xs = leaves(node)
+        ys, zs = _lists(row, xs, ys, zs)
+        if each is not None and grouped(xs):
+            out = each(xs, ys, zs, **given)
+        elif type(zs) is list:
+            out = [fn(x, y, z, **given) for x, y, z in zip(xs, ys, zs)]
+        else:
+            out = [fn(x, y, zs, **given) for x, y in zip(xs, ys)]
+        keeps_batch(node, out)
+        return node._rebuild(iter(out))
+
+    made = {row.name: _documented(method, row, (first, second))}
+    implements(fn)(method)
+    if row.inplace:
+        write = getattr(Tensor, f"{row.name}_")
+        each_ = foreach(row, inplace=True)
+
+        def inplace(self: Any, *args: Any, **kwargs: Any) -> Any:
+            a, b, given = _two(row, args, kwargs)
+            ys = inplace_pair(self, a, row.name)
+            zs = inplace_pair(self, b, row.name)
+            write_each(self, write, each_, _lists(row, leaves(self), ys, zs), given)
+            return self
+
+        made[f"{row.name}_"] = _documented(inplace, row, (first, second), f"In place: {row.doc}")
+    return made
+
+
+def _two(
+    row: Ternary, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """The two operands, however they were passed, and the rest."""
+    given = dict(kwargs)
+    found = list(args[:2])
+    for name in row.operands[len(found) :]:
+        if name not in given:
+            raise TypeError(f"{row.name}() missing required argument: {name!r}")
+        found.append(given.pop(name))
+    return found[0], found[1], _kwargs(row.params, args[2:], given)
+
+
+def _lists(row: Ternary, xs: Sequence[Tensor], ys: Any, zs: Any) -> tuple[Any, Any]:
+    if type(ys) is not list:
+        ys = [_number(ys, x) for x in xs]
+    if type(zs) is not list and not row.numbers:
+        zs = [_number(zs, x) for x in xs]
+    return ys, zs

@@ -1,0 +1,167 @@
+"""Comparisons: trees of booleans, also for non-tensor entries; and whole-tree answers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._keys import path_of
+from .._typing import Path
+from ..core import write
+from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase, compare
+from ..core.node import Entry, Node
+from ..core.torch_function import implements
+from ..core.traverse import DESCEND, leaves, leaves_like, nodes_with_path, zip_map
+from ..errors import StructureError
+from .build import install_method
+from .operands import accepts, pair, refuse
+from .table import COMPARISONS, Comparison
+
+
+class CompareMethods(Node):
+    """``==``, ``<`` and their kin (made from the op table), `equal`, `allclose`."""
+
+    __slots__ = ()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def equal(self, other: Any) -> bool:
+        """Whether two tensordicts have the same keys, shapes and values.
+
+        >>> from tensordict import TensorDict
+        >>> TensorDict(a=1).equal(TensorDict(a=1)), TensorDict(a=1).equal(TensorDict(b=1))
+        (True, False)
+        """
+        if not isinstance(other, Node) or other._batch_size != self._batch_size:
+            return False
+        try:
+            ys = leaves_like(self, other)
+        except StructureError:
+            return False
+        if not all(torch.equal(x, y) for x, y in zip(leaves(self), ys)):
+            return False
+        mine, theirs = _values(self), _values(other)
+        return mine.keys() == theirs.keys() and all(
+            bool(compare(v, theirs[k]).all()) for k, v in mine.items()
+        )
+
+    def allclose(
+        self, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+    ) -> bool:
+        """Whether every leaf is close to the operand everywhere.
+
+        Args:
+            other: tensordict, tensor or number.
+            rtol, atol, equal_nan: as in `torch.allclose`.
+        """
+        near = self.isclose(other, rtol, atol, equal_nan)  # type: ignore[attr-defined]
+        return all(bool(x.all()) for x in leaves(near))
+
+
+@implements(torch.equal)
+def _equal(input: Any, other: Any) -> bool:
+    return isinstance(input, CompareMethods) and input.equal(other)
+
+
+@implements(torch.allclose)
+def _allclose(input: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
+    if not isinstance(input, CompareMethods):
+        input, other = other, input
+    return bool(input.allclose(other, *args, **kwargs))
+
+
+def _values(node: Node) -> dict[Path, NonTensorDataBase]:
+    return {
+        (*path, name): entry
+        for path, part in nodes_with_path(node)
+        for name, entry in part._items()
+        if isinstance(entry, NonTensorDataBase)
+    }
+
+
+def _install(row: Comparison) -> None:
+    fn = getattr(torch, row.name)
+    op = getattr(operator, row.name)
+
+    def method(self: Any, other: Any) -> Any:
+        if not accepts(other) and not isinstance(other, (Mapping, NonTensorDataBase)):
+            raise refuse(row.name, other)
+        return _compared(self, other, fn, row.name)
+
+    def dunder(self: Any, other: Any) -> Any:
+        if not accepts(other) and not isinstance(other, Mapping):
+            return NotImplemented
+        return _compared(self, other, fn, row.name)
+
+    def rule(input: Any, other: Any) -> Any:
+        if isinstance(input, Node):
+            return method(input, other)
+        return _compared(other, input, lambda y, x: op(x, y), row.name)
+
+    method.__doc__ = dunder.__doc__ = row.doc
+    install_method(CompareMethods, row.name, method)
+    install_method(CompareMethods, f"__{row.name}__", dunder)
+    implements(fn)(rule)
+
+
+def _compared(node: Any, other: Any, fn: Callable[..., Tensor], name: str) -> Any:
+    if isinstance(other, Mapping) and not isinstance(other, Node):
+        other = _from_mapping(node, other)
+    node, values = pair(node, other, name)
+    xs = leaves(node)
+    if type(values) is list:
+        out = [fn(x, y) for x, y in zip(xs, values)]
+    else:
+        out = [fn(x, values) for x in xs]
+    result = node._rebuild(iter(out))
+    if name not in ("eq", "ne"):
+        return result  # values have no order: they stay
+    return _with_values(result, other if isinstance(other, Node) else NonTensorData(other), name)
+
+
+def _with_values(result: Any, other: Any, name: str) -> Any:
+    """The tree of booleans with its non-tensor entries compared too."""
+    if not any(
+        isinstance(e, Leaf) for _, part in nodes_with_path(result) for _, e in part._items()
+    ):
+        return result
+
+    def visit(path: Path, entry: Entry, theirs: list[Entry | None]) -> Any:
+        if isinstance(entry, Node):
+            return DESCEND
+        if not isinstance(entry, NonTensorDataBase):
+            return entry
+        if not isinstance(other, Node):
+            equal = compare(entry, other)
+        elif isinstance(theirs[0], NonTensorDataBase):
+            equal = compare(entry, theirs[0])
+        else:
+            equal = torch.zeros(entry._batch_size, dtype=torch.bool)
+        equal = equal.expand(entry._batch_size)
+        return equal if name == "eq" else ~equal
+
+    others = (other,) if isinstance(other, Node) else ()
+    return zip_map(result, others, visit, lambda path, part, entries: part._like(entries))
+
+
+def _from_mapping(node: Node, source: Mapping[Any, Any]) -> Node:
+    """A mapping as a tensordict of the batch size of ``node``; numbers fill the batch."""
+    out = node._child()
+    batch = node._batch_size
+    for key, value in source.items():
+        path = path_of(key)
+        if isinstance(value, Mapping):
+            below = node._fetch(path[0]) if len(path) == 1 else None
+            value = _from_mapping(below if isinstance(below, Node) else node, value)
+        elif isinstance(value, (bool, int, float)):
+            value = torch.full(batch, value)
+        write.assign(out, path, value)
+    return out
+
+
+for _row in COMPARISONS:
+    _install(_row)

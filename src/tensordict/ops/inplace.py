@@ -1,0 +1,117 @@
+"""Leaf-wise writes: every leaf or none.
+
+What torch would refuse on a later leaf (a dtype, an autograd leaf, memory that overlaps
+itself, a shape) is found before the first leaf is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._keys import short
+from ..core.node import Node
+from ..core.traverse import leaves, leaves_with_path
+from ..errors import ShapeError, table_of
+from .operands import NUMBERS, grouped, transforms
+
+
+def write_each(
+    node: Node,
+    fn: Callable[..., Any],
+    each: Callable[..., Any] | None,
+    operands: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> None:
+    """Run an in-place operation on every leaf.
+
+    Args:
+        node: whose leaves are written.
+        fn: the in-place operation of one tensor.
+        each: its foreach form, None when there is none.
+        operands: numbers, or lists with one tensor for each leaf.
+        kwargs: keyword arguments of both forms.
+    """
+    xs = leaves(node)
+    if not xs:
+        return
+    kwargs = kwargs or {}
+    if len(xs) > 1:
+        lists = [o for o in operands if isinstance(o, list)]
+        for ys in lists:
+            _check_shapes(node, xs, ys)
+        if not _uniform(xs) or not all(map(_one_dtype, lists)):
+            _rehearse(xs, fn, operands, kwargs)
+    if each is not None and grouped(xs):
+        each(xs, *operands, **kwargs)
+    else:
+        for i, x in enumerate(xs):
+            fn(x, *(o[i] if isinstance(o, list) else o for o in operands), **kwargs)
+
+
+def _uniform(xs: Sequence[Tensor]) -> bool:
+    dtype = xs[0].dtype
+    for x in xs:
+        if x.dtype is not dtype or x.requires_grad or not (x.is_contiguous() or not _overlaps(x)):
+            return False
+    return True
+
+
+def _one_dtype(ys: Sequence[Tensor]) -> bool:
+    dtype = ys[0].dtype
+    return all(y.dtype is dtype for y in ys)
+
+
+def _overlaps(x: Tensor) -> bool:
+    return any(step == 0 and n > 1 for step, n in zip(x.stride(), x.shape))
+
+
+def _check_shapes(node: Node, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+    for x, y in zip(xs, ys):
+        if x.shape != y.shape and not _fits(y.shape, x.shape):
+            break
+    else:
+        return
+    rows = [
+        (short(path), f"{list(y.shape)} does not broadcast to {list(x.shape)}")
+        for (path, x), y in zip(leaves_with_path(node), ys)
+        if not _fits(y.shape, x.shape)
+    ]
+    raise ShapeError(table_of(f"Cannot write in place: {len(rows)} leaves do not fit.", rows))
+
+
+def _fits(small: Sequence[int], large: Sequence[int]) -> bool:
+    if len(small) > len(large):
+        return False
+    return all(a == b or a == 1 for a, b in zip(reversed(small), reversed(large)))
+
+
+def _rehearse(
+    xs: Sequence[Tensor], fn: Callable[..., Any], operands: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """Run the operation on one tensor without memory for each sort of leaf."""
+    if transforms() is not None or torch.compiler.is_compiling():
+        return  # traced: an error comes before anything runs
+    seen = set()
+    for i, x in enumerate(xs):
+        args = [o[i] if isinstance(o, list) else o for o in operands]
+        leaf = x.requires_grad and x.is_leaf
+        sort = (x.dtype, leaf, _overlaps(x), *((a.dtype, a.ndim > 0) for a in args if _tensor(a)))
+        if sort in seen:
+            continue
+        seen.add(sort)
+        probe = torch.empty(1, dtype=x.dtype, device="meta", requires_grad=leaf)
+        if sort[2]:
+            probe = torch.empty(1, dtype=x.dtype, device="meta").expand(2)
+        fn(probe, *(_probe(a) if _tensor(a) else a for a in args), **kwargs)
+
+
+def _tensor(x: Any) -> bool:
+    return not isinstance(x, NUMBERS) and isinstance(x, Tensor)
+
+
+def _probe(x: Tensor) -> Tensor:
+    return torch.empty((1,) if x.ndim else (), dtype=x.dtype, device="meta")

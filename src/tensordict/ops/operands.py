@@ -1,0 +1,214 @@
+"""The other side of a leaf-wise operation, matched to the leaves of a tensordict.
+
+An operand is a number, a tensor or another tensordict:
+
+* a number goes to every leaf;
+* a tensor of shape ``[*B']`` broadcasts against the batch size ``[*B]``, whatever the
+  feature dimensions of a leaf are; without batch dimensions it meets each leaf as torch
+  would have it;
+* a tensordict is matched by key; batch sizes that differ broadcast against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Size, Tensor
+
+from .._keys import short
+from .._typing import Path
+from ..core.node import Entry, Node
+from ..core.structural import DimNames
+from ..core.traverse import leaves, leaves_like, leaves_with_path, map_entries
+from ..core.write import commit
+from ..errors import BatchSizeError, EntryTypeError, ShapeError, StructureError
+
+# A number, or one tensor for each leaf.
+Number: TypeAlias = "int | float | bool | complex | torch.SymInt | torch.SymFloat"
+Values: TypeAlias = "Number | list[Tensor]"
+
+NUMBERS = (int, float, bool, complex, torch.SymInt, torch.SymFloat)
+
+# None outside of `torch.func` transforms: the foreach kernels have no batching rule.
+transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+
+
+def grouped(xs: Sequence[Tensor]) -> bool:
+    """Whether one foreach call pays for these leaves, and is allowed."""
+    return len(xs) > 2 and transforms() is None
+
+
+def accepts(other: Any) -> bool:
+    """Whether ``other`` can be an operand."""
+    return isinstance(other, (*NUMBERS, Tensor, Node, np.ndarray, np.generic))
+
+
+def refuse(name: str, other: Any) -> EntryTypeError:
+    """The error for something that is no operand."""
+    return EntryTypeError(
+        f"Cannot {name} a tensordict and a {type(other).__name__}: expected a tensordict with the "
+        f"same keys, a tensor or a number, got {other!r}."
+    )
+
+
+def pair(node: Any, other: Any, name: str) -> tuple[Any, Values]:
+    """The operand in the order of the leaves, and the node (expanded if it broadcasts).
+
+    Raises:
+        StructureError: (a ``KeyError``) keys of two tensordicts differ.
+        ShapeError: batch sizes do not broadcast.
+        EntryTypeError: (a ``TypeError``) not an operand.
+    """
+    if isinstance(other, Node):
+        if other._batch_size != node._batch_size:
+            node, other = _broadcast(node, other, name)
+        return node, leaves_like(node, other)
+    if isinstance(other, NUMBERS):
+        return node, other
+    if isinstance(other, (np.ndarray, np.generic)):
+        other = torch.as_tensor(other)
+    if not isinstance(other, Tensor):
+        raise refuse(name, other)
+    batch = node._batch_size
+    if other.ndim and batch:
+        size = _common(batch, other.shape, name)
+        if size != batch:
+            node = node._restructure(_Expand(batch, size))
+        return node, _per_rank(other, len(size), leaves(node))
+    return node, [other] * len(leaves(node))
+
+
+def inplace_pair(node: Node, other: Any, name: str) -> Values:
+    """The operand in the order of the leaves, which are going to be written."""
+    out, values = pair(node, other, name)
+    if out is not node:
+        raise BatchSizeError(
+            f"Cannot {name} in place: the result would have batch size {list(out._batch_size)}, the "
+            f"tensordict has {list(node._batch_size)}."
+        )
+    return values
+
+
+def keeps_batch(node: Node, results: Sequence[Tensor]) -> None:
+    """Refuse results that no longer start with the batch size.
+
+    Leaves of unequal rank meet from the right, so that a feature dimension can meet a
+    batch dimension of size 1; that needs two batch dimensions.
+    """
+    batch = node._batch_size
+    n = len(batch)
+    if n < 2 or 1 not in batch:
+        return
+    for (path, _), x in zip(leaves_with_path(node), results):
+        if x.shape[:n] != batch:
+            raise ShapeError(
+                f"Cannot combine {short(path)!r}: broadcasting its two sides gives shape "
+                f"{list(x.shape)}, which does not start with the batch size {list(batch)}."
+            )
+
+
+def joined(node: Any, other: Any, fn: Callable[[Any, Any], Tensor], default: Any) -> Any:
+    """A leaf-wise operation on two tensordicts that need not hold the same keys.
+
+    Args:
+        node: left side; its non-tensor entries are kept.
+        other: right side.
+        fn: the operation.
+        default: ``"intersection"`` drops the leaves that only one side has; a number or a
+            tensor stands for what is missing.
+    """
+    if isinstance(default, str) and default != "intersection":
+        raise EntryTypeError(
+            f"Cannot use {default!r} as default: expected 'intersection', a number or a tensor."
+        )
+    if other._batch_size != node._batch_size:
+        node, other = _broadcast(node, other, "combine")
+    theirs = dict(leaves_with_path(other))
+    keep = not isinstance(default, str)
+
+    def visit(path: Path, entry: Any) -> Entry | None:
+        if not isinstance(entry, Tensor):
+            return entry
+        y = theirs.pop(path, None)
+        if y is not None:
+            return fn(entry, y)
+        return fn(entry, _default(default, node, entry)) if keep else None
+
+    out = map_entries(node, visit)
+    if keep:
+        for path, y in theirs.items():
+            commit(out, path, fn(_default(default, node, y), y))
+    return out
+
+
+def _default(default: Any, node: Node, like: Tensor) -> Tensor:
+    value = torch.as_tensor(default, device=like.device)
+    n = len(node._batch_size)
+    if value.ndim and n:
+        value = value.reshape(value.shape + (1,) * (like.ndim - n))
+    return value
+
+
+def same_keys(node: Node, other: Node) -> bool:
+    """Whether two tensordicts hold tensors under the same keys."""
+    try:
+        leaves_like(node, other)
+    except StructureError:
+        return False
+    return True
+
+
+def _per_rank(value: Tensor, ndim: int, xs: Sequence[Tensor]) -> list[Tensor]:
+    # One view for each rank among the leaves, not one for each leaf.
+    views: dict[int, Tensor] = {}
+    out: list[Tensor] = []
+    for x in xs:
+        rank = x.ndim
+        view = views.get(rank)
+        if view is None:
+            view = views[rank] = value.reshape(value.shape + (1,) * (rank - ndim))
+        out.append(view)
+    return out
+
+
+def _broadcast(node: Any, other: Any, name: str) -> tuple[Any, Any]:
+    a, b = node._batch_size, other._batch_size
+    size = _common(a, b, name)
+    if size != a:
+        node = node._restructure(_Expand(a, size))
+    if size != b:
+        other = other._restructure(_Expand(b, size))
+    return node, other
+
+
+def _common(a: Size, b: Size, name: str) -> Size:
+    try:
+        return torch.broadcast_shapes(a, b)
+    except RuntimeError:
+        raise ShapeError(
+            f"Cannot {name}: batch size {list(a)} does not broadcast with {list(b)}. The operand is "
+            f"matched to the batch dimensions."
+        ) from None
+
+
+class _Expand:
+    """A batch size expanded to a longer one."""
+
+    __slots__ = ("_new", "_old", "keeps_lock")
+
+    def __init__(self, old: Size, new: Size) -> None:
+        self._old = len(old)
+        self._new = new
+        self.keeps_lock = False
+
+    def size(self, batch: Size) -> Size:
+        return self._new + batch[self._old :]
+
+    def names(self, names: DimNames) -> DimNames:
+        return [None] * (len(self._new) - self._old) + list(names)
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.expand(self._new + x.shape[self._old :])
