@@ -114,11 +114,29 @@ class LossyCast(TransferError, ValueError):
     """A cast would lose values that the policy does not allow to lose."""
 
 
-class TransferTimeout(TransferError, TimeoutError):
+class _ExchangeError(TransferError):
+    """An exchange that stopped on its way.
+
+    Attributes:
+        peer: the rank at the other end, in the group; None when no single one is known.
+        stage: what was under way: ``"agree"``, ``"schema"``, ``"payload"`` or ``"commit"``.
+        bytes_done: bytes of payload that were through.
+    """
+
+    def __init__(
+        self, message: str, *, peer: int | None = None, stage: str = "", bytes_done: int = 0
+    ) -> None:
+        self.peer = peer
+        self.stage = stage
+        self.bytes_done = bytes_done
+        super().__init__(message)
+
+
+class TransferTimeout(_ExchangeError, TimeoutError):
     """A peer said nothing for longer than the timeout."""
 
 
-class PeerLost(TransferError, ConnectionError):
+class PeerLost(_ExchangeError, ConnectionError):
     """The process at the other end is gone."""
 
 

@@ -65,6 +65,13 @@ def test_header_of_a_file_of_the_library(tmp_path):
         assert blob[e.start : e.stop] == raw(x)
     meta = header.meta_tensors()
     assert all(m.is_meta and m.shape == tensors[k].shape for k, m in meta.items())
+    for name, x in header.stand_ins().items():
+        assert (x.dtype, x.shape, x.device.type) == (
+            tensors[name].dtype,
+            tensors[name].shape,
+            "cpu",
+        )
+        assert x.untyped_storage().nbytes() == x.dtype.itemsize
 
 
 def test_load_is_lazy_views_of_one_map(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.undo import begin, leave
+from ..distributed.methods import DistributedMethods
 from ..ops.apply import ApplyMethods
 from ..ops.autograd import AutogradMethods
 from ..ops.compare import CompareMethods
@@ -15,6 +16,7 @@ from ..ops.mapping import MappingMethods
 from ..ops.metadata import MetadataMethods
 from ..ops.pointwise import PointwiseMethods
 from ..ops.reductions import ReductionMethods
+from ..ops.shape_methods import ShapeMethods
 from ..placement.methods import PlacementMethods
 from ..storage.methods import StorageMethods
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 class TensorDictBase(
     MappingMethods,
     MetadataMethods,
+    ShapeMethods,
     ApplyMethods,
     PointwiseMethods,
     CompareMethods,
@@ -33,6 +36,7 @@ class TensorDictBase(
     DisplayMethods,
     DispatchMethods,
     StorageMethods,
+    DistributedMethods,
     PlacementMethods,
 ):
     """Abstract base of the dict-like classes: concerns are mixins, kinds implement primitives."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Size, Tensor
 
+from ..core import jagged, write
 from ..core import lock as locking
-from ..core import write
 from ..core.devices import as_device
 from ..core.node import KEEP, Entry, Node
 from ..core.registry import register_node
 from ..core.sizes import EMPTY, as_size
-from ..core.structural import DimNames, StructuralOp
+from ..core.structural import DimNames, DividingOp, StructuralOp
 from ..errors import EntryTypeError
 from ..ops.combine import cat_entries, stack_entries
 from ..ops.metadata import check_names
@@ -184,10 +184,16 @@ class TensorDict(TensorDictBase):
 
     def _restructure(self, op: StructuralOp) -> Self:
         leaf = op.leaf
-        entries: dict[str, Entry] = {
-            name: leaf(entry) if isinstance(entry, Tensor) else entry._restructure(op)
-            for name, entry in self._entries.items()
-        }
+        entries: dict[str, Entry] = {}
+        for name, entry in self._entries.items():
+            if type(entry) is Tensor:
+                entries[name] = leaf(entry)
+            elif isinstance(entry, Tensor):
+                entries[name] = (
+                    leaf(entry) if not entry.is_nested else jagged.restructured(op, entry)
+                )
+            else:
+                entries[name] = entry._restructure(op)
         names = self._dim_names
         out = self._new(
             entries,
@@ -197,6 +203,26 @@ class TensorDict(TensorDictBase):
         )
         if op.keeps_lock and self._lock is not None:
             locking.lock(out)
+        return out
+
+    def _divide(self, op: DividingOp) -> list[Self]:
+        columns: list[Any] = []
+        for entry in self._entries.values():
+            if isinstance(entry, Tensor):
+                columns.append(op.leaf(entry) if not entry.is_nested else jagged.divided(op, entry))
+            else:
+                columns.append(entry._divide(op))
+        sizes = op.sizes(self._batch_size)
+        names = None if self._dim_names is None else op.names(self._dim_names)
+        keys = self._entries.keys()
+        rows = zip(*columns) if columns else ((),) * len(sizes)
+        device = self._device
+        out = [
+            self._new(dict(zip(keys, row)), size, names, device) for row, size in zip(rows, sizes)
+        ]
+        if op.keeps_lock and self._lock is not None:
+            for piece in out:
+                locking.lock(piece)
         return out
 
     @classmethod

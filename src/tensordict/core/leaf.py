@@ -19,7 +19,7 @@ from ..errors import BatchSizeError, EntryTypeError, ShapeError
 from .devices import as_device
 from .registry import register_leaf
 from .sizes import EMPTY, as_size, insert, wrap_dim
-from .structural import StructuralOp
+from .structural import DividingOp, StructuralOp
 from .torch_function import dispatch
 
 
@@ -74,6 +74,10 @@ class Leaf:
     def _restructure(self, op: StructuralOp) -> Leaf:
         """The leaf after a shape or index operation."""
         raise NotImplementedError
+
+    def _divide(self, op: DividingOp) -> list[Any]:
+        """The leaves that this one is cut into."""
+        return [self._restructure(part) for part in op.parts()]
 
     def _with(self, batch_size: Size, device: torch.device | None) -> Leaf:
         """The same value for another batch size (a longer or shorter one) and device."""
@@ -299,9 +303,20 @@ class NonTensorStack(NonTensorDataBase):
 
     def _restructure(self, op: StructuralOp) -> NonTensorDataBase:
         # Whatever the operation does to a tensor of row numbers, it does to the rows.
-        rows = torch.arange(self._values.size).view(self._batch_size)
-        index = op.leaf(rows)
-        values = self._values.reshape(-1)[index.reshape(-1).numpy()].reshape(tuple(index.shape))
+        return self._taken(op.rows(self._numbers()))
+
+    def _divide(self, op: DividingOp) -> list[NonTensorDataBase]:
+        return [self._taken(rows) for rows in op.leaf(self._numbers())]
+
+    def _numbers(self) -> Tensor:
+        return torch.arange(self._values.size).view(self._batch_size)
+
+    def _taken(self, rows: Tensor) -> NonTensorDataBase:
+        index = rows.reshape(-1).numpy()
+        values = self._values.reshape(-1)
+        if rows.numel() and int(rows.min()) < 0:  # rows that the operation made: they hold None
+            values = np.append(values, np.array([None], dtype=object))
+        values = values[index].reshape(tuple(rows.shape))
         if not values.shape:
             return NonTensorData._new(values[()], EMPTY, self._device)
         return NonTensorStack._new(values, self._device)

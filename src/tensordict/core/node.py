@@ -16,7 +16,7 @@ import torch
 from torch import Size, Tensor
 
 from .leaf import Leaf
-from .structural import DimNames, StructuralOp
+from .structural import DimNames, DividingOp, StructuralOp
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -108,6 +108,10 @@ class Node:
     @abstractmethod
     def _restructure(self, op: StructuralOp) -> Self:
         """The tree after a shape or index operation on its batch dimensions."""
+
+    def _divide(self, op: DividingOp) -> list[Self]:
+        """The trees that this one is cut into; kinds that can do it at once override this."""
+        return [self._restructure(part) for part in op.parts()]
 
     @classmethod
     @abstractmethod

@@ -7,26 +7,77 @@ A kind of node that is not a dict of tensors (a lazy stack) reads the record's f
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Size, Tensor
 
 DimNames = list[Any]
 
 
-class StructuralOp(Protocol):
-    """An operation on batch dimensions, arguments already normalised against the root."""
+class StructuralOp:
+    """An operation on batch dimensions, arguments already normalised against the root.
 
-    keeps_lock: bool
+    Attributes:
+        keeps_lock: whether the result of a locked tree is locked.
+    """
+
+    __slots__ = ()
+
+    keeps_lock: bool = True
 
     def size(self, batch: Size) -> Size:
         """The batch size that ``batch`` (the root's, or a nested longer one) becomes."""
-        ...
+        raise NotImplementedError
 
     def names(self, names: DimNames) -> DimNames | None:
         """The dimension names that ``names`` become, None when none is left."""
-        ...
+        raise NotImplementedError
 
     def leaf(self, x: Tensor) -> Tensor:
         """The operation on one tensor of shape ``[*B, *F]``."""
-        ...
+        raise NotImplementedError
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The operation on a tensor of row numbers; -1 where the result has a row of its own."""
+        return self.leaf(x)
+
+    def inverse(self, batch: Size) -> StructuralOp:
+        """What undoes the operation on a tree whose batch size was ``batch``."""
+        raise NotImplementedError
+
+
+class DividingOp:
+    """An operation that cuts a tree into several along one batch dimension.
+
+    Attributes:
+        keeps_lock: whether the pieces of a locked tree are locked.
+    """
+
+    __slots__ = ()
+
+    keeps_lock: bool = True
+
+    def parts(self) -> Sequence[StructuralOp]:
+        """One operation per piece, for kinds of entries that are not cut in one call."""
+        raise NotImplementedError
+
+    def sizes(self, batch: Size) -> Sequence[Size]:
+        """The batch size of each piece."""
+        raise NotImplementedError
+
+    def names(self, names: DimNames) -> DimNames | None:
+        """The dimension names of every piece."""
+        raise NotImplementedError
+
+    def leaf(self, x: Tensor) -> Sequence[Tensor]:
+        """The pieces of one tensor."""
+        raise NotImplementedError
+
+
+def named(names: DimNames) -> DimNames | None:
+    """``names``, or None when there is no name among them."""
+    for name in names:
+        if name is not None:
+            return names
+    return None

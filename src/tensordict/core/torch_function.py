@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -30,3 +32,16 @@ def dispatch(
     if handler is None:
         return NotImplemented
     return handler(*args, **(kwargs or {}))
+
+
+def as_methods(*names: str) -> None:
+    """Register functions of ``torch`` as calls of the method of the same name."""
+    for name in names:
+        HANDLERS[getattr(torch, name)] = _method(name)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(input, name)(*args, **kwargs)
+
+    return call

@@ -144,6 +144,35 @@ def zip_map(
     return build(prefix, node, out)
 
 
+def changed_entries(source: Node, other: Node, prefix: Path = ()) -> list[tuple[Path, Entry]]:
+    """The entries of ``other`` that ``source`` does not have, or has over other memory."""
+    out: list[tuple[Path, Entry]] = []
+    for name, entry in other._items():
+        present = source._fetch(name)
+        if isinstance(entry, Node) and isinstance(present, Node):
+            out += changed_entries(present, entry, (*prefix, name))
+        elif present is None or not _same_memory(present, entry):
+            out.append(((*prefix, name), entry))
+    return out
+
+
+def _same_memory(a: Entry, b: Entry) -> bool:
+    if a is b:
+        return True
+    if not isinstance(a, Tensor) or type(a) is not type(b) or a.shape != b.shape:
+        return False
+    assert isinstance(b, Tensor)
+    if a.dtype is not b.dtype or a.requires_grad is not b.requires_grad or a.is_nested:
+        return False
+    strides = zip(a.shape, a.stride(), b.stride())
+    if any(n > 1 and mine != theirs for n, mine, theirs in strides):
+        return False
+    try:
+        return a.data_ptr() == b.data_ptr() and a.device == b.device
+    except RuntimeError:  # no memory (fake, functional): identity is all there is
+        return False
+
+
 def leaves_like(node: Node, other: Node) -> list[Tensor]:
     """The tensors of ``other`` in the order of ``leaves(node)``, matched by key.
 

@@ -15,6 +15,7 @@ from ..core.node import Entry, Node
 from ..core.sizes import insert
 from ..core.torch_function import implements
 from ..errors import BatchSizeError, DimError, EntryTypeError, ShapeError, StructureError
+from .update import fill_out
 
 
 @implements(torch.stack)
@@ -51,7 +52,10 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     if not -ndim <= dim < ndim:
         raise DimError(f"Cannot stack along dim {dim}: expected a dim in [{-ndim}, {ndim - 1}].")
     result = first._stack(parts, dim % ndim)
-    return result if out is None else _fill(out, result)
+    if out is None:
+        return result
+    fill_out(out, result)
+    return out
 
 
 @implements(torch.cat, torch.concat, torch.concatenate)
@@ -93,7 +97,10 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
                 f"got td[0].batch_size={batch} and td[{i}].batch_size={other}."
             )
     result = first._cat(parts, dim)
-    return result if out is None else _fill(out, result)
+    if out is None:
+        return result
+    fill_out(out, result)
+    return out
 
 
 def stack_entries(nodes: Sequence[Any], dim: int, path: Path = ()) -> Any:
@@ -226,17 +233,3 @@ def _some_device(nodes: Sequence[Node]) -> torch.device | None:
 def _one_device(nodes: Sequence[Node]) -> torch.device | None:
     device = nodes[0]._device
     return device if all(node._device == device for node in nodes) else None
-
-
-def _fill(out: Any, result: Any) -> Any:
-    from .update import Writes
-
-    if out._batch_size != result._batch_size:
-        raise BatchSizeError(
-            f"Cannot write into out: expected batch size {list(result._batch_size)}, got "
-            f"{list(out._batch_size)}."
-        )
-    writes = Writes()
-    writes.merge(out, result, inplace=True)
-    writes.run()
-    return out

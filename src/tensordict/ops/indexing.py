@@ -18,7 +18,7 @@ from .._typing import Path
 from ..core import write
 from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase, NonTensorStack, same
 from ..core.node import Entry, Node
-from ..core.structural import DimNames
+from ..core.structural import DimNames, StructuralOp
 from ..errors import BatchSizeError, DimError, LockedError, ShapeError
 
 _FULL = slice(None)
@@ -26,7 +26,7 @@ _TRUTH = (bool, np.bool_)
 _INT_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 
 
-class Index:
+class Index(StructuralOp):
     """One index in normal form: a structural operation that does not keep the lock.
 
     Attributes:

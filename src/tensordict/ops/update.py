@@ -12,7 +12,7 @@ from .._typing import Path
 from ..core import write
 from ..core.leaf import Leaf
 from ..core.node import Entry, Node
-from ..errors import ShapeError, StructureError
+from ..errors import BatchSizeError, ShapeError, StructureError
 
 # A write that was checked: into a node, or into the memory of a tensor.
 Store: TypeAlias = tuple[Node, Path, Entry]
@@ -188,4 +188,20 @@ def restore(source: Node, pairs: Iterable[tuple[Path, Entry]]) -> None:
             writes.into(source, path, entry)
         else:
             writes.replace(source, path, entry)
+    writes.run()
+
+
+def fill_out(out: Any, result: Node) -> None:
+    """Copy a result into the entries of ``out``, which stays as it is when one does not fit.
+
+    Raises:
+        BatchSizeError: another batch size.
+    """
+    if out._batch_size != result._batch_size:
+        raise BatchSizeError(
+            f"Cannot write into out: expected batch size {list(result._batch_size)}, got "
+            f"{list(out._batch_size)}."
+        )
+    writes = Writes()
+    writes.merge(out, result, inplace=True)
     writes.run()

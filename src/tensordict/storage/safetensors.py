@@ -88,6 +88,13 @@ class Header:
         """The tensors of the file on the meta device, by name."""
         return {e.name: torch.empty(e.shape, dtype=e.dtype, device="meta") for e in self.entries}
 
+    def stand_ins(self) -> dict[str, Tensor]:
+        """Tensors on the CPU of the dtypes and shapes of the file, one element of memory each.
+
+        A plan made of them is that of the loaded file; their values mean nothing.
+        """
+        return {e.name: torch.empty((), dtype=e.dtype).expand(e.shape) for e in self.entries}
+
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read and check the header of a safetensors file; the data is never read.

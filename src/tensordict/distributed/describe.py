@@ -1,0 +1,320 @@
+"""From a tensordict to its schema and parts, and back.
+
+The walk is the hot part of a steady exchange: it reads each attribute of all leaves in one
+comprehension, and compares the columns with those of a known schema instead of encoding
+and hashing them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Buffer, Parameter
+
+from ..core import registry
+from ..core.leaf import Leaf, NonTensorData, NonTensorStack
+from ..core.lock import lock
+from ..core.node import Node
+from ..core.traverse import nodes_with_path
+from ..errors import TensorDictError, UnsupportedLeaf, WireError
+from ..storage import values as codec
+from ..storage.buffer import why_not_bytes
+from . import composite
+from .schema import COMPOSITE, FORMATS, NODE, TENSOR, VALUE, Composite, Schema, places
+
+_PLAIN: Final = {Tensor, Parameter, Buffer}
+
+
+@dataclass(slots=True)
+class Described:
+    """A tensordict taken apart.
+
+    Attributes:
+        schema: its structure.
+        parts: one plain tensor per part of the schema; they share its memory, except
+            for composite leaves of kinds that have to be computed.
+        values: its non-tensor leaves.
+        sites: the node and the name of each value.
+        whole_sites: the node and the name of each composite leaf.
+    """
+
+    schema: Schema
+    parts: list[Tensor]
+    values: list[Leaf]
+    sites: list[tuple[Node, str]]
+    whole_sites: list[tuple[Node, str]]
+
+
+def describe(node: Node, *, alignment: int = 64, pack_below: int = 1 << 16) -> Described:
+    """Take a tensordict apart.
+
+    Args:
+        node: the tensordict.
+        alignment: of the groups of a packed message, in bytes.
+        pack_below: parts of fewer bytes are packed.
+
+    Raises:
+        UnsupportedLeaf: a leaf that cannot travel, with its path.
+
+    >>> from tensordict import TensorDict
+    >>> d = describe(TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(2)}}))
+    >>> d.schema.keys, d.schema.entries, [tuple(p.shape) for p in d.parts]
+    ([['a', 'n'], ['b']], ['tn', 't'], [(3,), (2,)])
+    """
+    schema = Schema(alignment=alignment, pack_below=pack_below)
+    out = Described(schema, [], [], [], [])
+    parts = out.parts
+    for path, child in nodes_with_path(node):
+        schema.kinds.append(child.kind)
+        schema.headers.append(child._header())
+        schema.locked.append(child._lock is not None)
+        schema.keys.append(list(child._names()))
+        entries = [entry for _, entry in child._items()]
+        if _PLAIN.issuperset(map(type, entries)) and _all_strided(entries):
+            schema.entries.append(TENSOR * len(entries))
+            parts.extend(entries)  # type: ignore[arg-type]
+        else:
+            letters = [_add_entry(out, child, name, entry, path) for name, entry in child._items()]
+            schema.entries.append("".join(letters))
+    _add_columns(schema, parts)
+    return out
+
+
+def _all_strided(leaves: Sequence[Any]) -> bool:
+    return [x.layout for x in leaves].count(torch.strided) == len(leaves)
+
+
+def _add_entry(out: Described, node: Node, name: str, entry: Any, path: tuple[str, ...]) -> str:
+    if isinstance(entry, Node):
+        return NODE
+    if isinstance(entry, Leaf):
+        out.values.append(entry)
+        out.sites.append((node, name))
+        out.schema.values.append(entry.kind)
+        return VALUE
+    whole = composite.split(entry, (*path, name))
+    if whole is None:
+        out.parts.append(_plain(entry, (*path, name)))
+        return TENSOR
+    kind, parts, params = whole
+    out.schema.composites.append(Composite(kind, len(out.parts), len(parts), params))
+    out.parts.extend(parts)
+    out.whole_sites.append((node, name))
+    return COMPOSITE
+
+
+def _plain(leaf: Tensor, path: tuple[str, ...]) -> Tensor:
+    kind = type(leaf)
+    if kind in _PLAIN:
+        return leaf
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise UnsupportedLeaf(path, f"a tensor of class {kind.__name__}")
+    with torch._C.DisableTorchFunctionSubclass():
+        return leaf.as_subclass(Tensor)
+
+
+def _add_columns(schema: Schema, parts: list[Tensor]) -> None:
+    schema.dtypes = [x.dtype for x in parts]
+    schema.shapes = [x.shape for x in parts]
+    if not _QUANTIZED.isdisjoint(schema.dtypes):
+        _refuse(schema, parts)
+    schema.grad = [i for i, x in enumerate(parts) if x.requires_grad]
+    if False in [x.is_contiguous() for x in parts]:
+        schema.formats = _formats(parts)
+    pointers = [x.data_ptr() for x in parts]
+    distinct = set(pointers)
+    if 0 in distinct:
+        _refuse(schema, parts)
+    if len(distinct) < len(pointers):
+        schema.ties = _ties(parts, pointers)
+
+
+_QUANTIZED: Final = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+
+
+def _refuse(schema: Schema, parts: list[Tensor]) -> None:
+    paths = {place.first: path for path, place in places(schema) if place.letter == TENSOR}
+    for i, part in enumerate(parts):
+        reason = "a tensor on the meta device" if part.is_meta else why_not_bytes(part)
+        if reason:
+            raise UnsupportedLeaf(paths.get(i, ()), reason)
+
+
+def _formats(parts: list[Tensor]) -> dict[int, str]:
+    out = {}
+    for i, part in enumerate(parts):
+        if part.dim() in (4, 5) and not part.is_contiguous():
+            name = "channels_last" if part.dim() == 4 else "channels_last_3d"
+            if part.is_contiguous(memory_format=FORMATS[name]):
+                out[i] = name
+    return out
+
+
+def _ties(parts: list[Tensor], pointers: list[int]) -> dict[int, int]:
+    first: dict[Any, int] = {}
+    out = {}
+    for i, (part, pointer) in enumerate(zip(parts, pointers)):
+        if not pointer or not part.numel():  # nothing to share, or no memory (meta)
+            continue
+        key = (pointer, part.dtype, part.shape, part.stride(), part.is_conj(), part.is_neg())
+        j = first.setdefault(key, i)
+        if j != i:
+            out[i] = j
+    return out
+
+
+def equal(a: Schema, b: Schema) -> bool:
+    """Whether two schemas have the same bytes, without making them."""
+    return (
+        a.keys == b.keys
+        and a.entries == b.entries
+        and a.dtypes == b.dtypes
+        and a.shapes == b.shapes
+        and a.headers == b.headers
+        and a.kinds == b.kinds
+        and a.locked == b.locked
+        and a.grad == b.grad
+        and a.formats == b.formats
+        and a.ties == b.ties
+        and a.values == b.values
+        and a.composites == b.composites
+        and a.alignment == b.alignment
+        and a.pack_below == b.pack_below
+    )
+
+
+def encode_values(described: Described, paths: Sequence[Any]) -> list[Any]:
+    """The JSON forms of the values of a tensordict, with their batch sizes.
+
+    Raises:
+        UnsupportedLeaf: a value without an encoding.
+    """
+    out = []
+    for leaf, path in zip(described.values, paths):
+        if isinstance(leaf, NonTensorStack):
+            data: Any = [codec.encode(v, path) for v in leaf._rows().reshape(-1)]
+        elif isinstance(leaf, NonTensorData):
+            data = codec.encode(leaf.data, path)
+        else:
+            raise UnsupportedLeaf(path, f"a leaf of kind {leaf.kind!r}")
+        out.append([list(leaf.batch_size), data])
+    return out
+
+
+def decode_values(schema: Schema, forms: Any) -> list[Leaf]:
+    """The leaves that `encode_values` stood for.
+
+    Raises:
+        WireError: on forms that it cannot have made.
+    """
+    try:
+        if type(forms) is not list or len(forms) != len(schema.values):
+            raise ValueError(f"expected {len(schema.values)} values")
+        return [_value(kind, *form) for kind, form in zip(schema.values, forms)]
+    except (ValueError, TypeError, RuntimeError, TensorDictError) as error:
+        raise WireError(f"the values are malformed: {error}") from None
+
+
+def _value(kind: str, batch: Any, form: Any) -> Leaf:
+    size = torch.Size(batch)
+    if any(n < 0 for n in size):
+        raise ValueError("a batch size is negative")
+    cls = registry.leaf_class(kind)
+    if issubclass(cls, NonTensorStack):
+        if type(form) is not list or len(form) != size.numel():
+            raise ValueError("a stack of values does not fit its batch size")
+        rows = np.empty(len(form), dtype=object)
+        for i, part in enumerate(form):
+            rows[i] = codec.decode(part)
+        return cls._new(rows.reshape(tuple(size)), None)
+    if not issubclass(cls, NonTensorData):
+        raise ValueError(f"leaves of kind {kind!r} do not travel")
+    return cls._new(codec.decode(form), size, None)
+
+
+def build(
+    schema: Schema,
+    parts: Sequence[Tensor],
+    values: Sequence[Leaf],
+    device: torch.device | None,
+    *,
+    locks: bool = True,
+    mesh: Any = None,
+) -> Node:
+    """A tensordict from its schema, parts and values.
+
+    Args:
+        schema: the structure.
+        parts: one plain tensor per part.
+        values: one leaf per value.
+        device: what nodes that had a device report.
+        locks: whether nodes that were locked are locked again.
+        mesh: the device mesh of the shards among the leaves.
+
+    Raises:
+        WireError: a node of a kind that is not known here, or a header it cannot read.
+    """
+    nodes: list[Node | None] = [None] * len(schema.keys)
+    wholes = [
+        composite.join(c.kind, parts[c.first : c.first + c.n], c.params, mesh)
+        for c in schema.composites
+    ]
+    starts = _starts(schema)
+    for i in range(len(nodes) - 1, -1, -1):
+        names, letters = schema.keys[i], schema.entries[i]
+        part, value, whole, children = starts[i]
+        if letters == TENSOR * len(letters):
+            entries: dict[str, Any] = dict(zip(names, parts[part : part + len(names)]))
+        else:
+            entries = {}
+            sources = {TENSOR: part, VALUE: value, COMPOSITE: whole, NODE: 0}
+            for name, letter in zip(names, letters):
+                at = sources[letter]
+                sources[letter] += 1
+                if letter == TENSOR:
+                    entries[name] = parts[at]
+                elif letter == VALUE:
+                    entries[name] = values[at]
+                elif letter == COMPOSITE:
+                    entries[name] = wholes[at]
+                    sources[TENSOR] += schema.composites[at].n
+                else:
+                    entries[name] = nodes[children[at]]
+        header = schema.headers[i]
+        if header.get("device") is not None:
+            header = {**header, "device": None if device is None else str(device)}
+        try:
+            nodes[i] = registry.node_class(schema.kinds[i])._from_header(header, entries)
+        except (TensorDictError, ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise WireError(f"node {i} cannot be made: {error}") from None
+    if locks:
+        for node, locked in zip(nodes, schema.locked):
+            if locked:
+                lock(node)  # type: ignore[arg-type]
+    root = nodes[0]
+    assert root is not None
+    return root
+
+
+def _starts(schema: Schema) -> list[tuple[int, int, int, list[int]]]:
+    """Per node: its first part, value and composite, and the indices of its children."""
+    out: list[tuple[int, int, int, list[int]]] = []
+    part = value = whole = 0
+    stack: list[int] = []
+    for i, letters in enumerate(schema.entries):
+        while stack and len(out[stack[-1]][3]) == schema.entries[stack[-1]].count(NODE):
+            stack.pop()
+        if stack:
+            out[stack[-1]][3].append(i)
+        out.append((part, value, whole, []))
+        stack.append(i)
+        n = letters.count(COMPOSITE)
+        part += letters.count(TENSOR) + sum(c.n for c in schema.composites[whole : whole + n])
+        value += letters.count(VALUE)
+        whole += n
+    return out

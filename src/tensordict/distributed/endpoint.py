@@ -1,0 +1,180 @@
+"""What a rank remembers between exchanges: schemas by digest, what peers know, buffers.
+
+One `Endpoint` per transport.  Everything here is a cache or a guard: losing it costs time,
+never correctness.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ..core.node import Node
+from ..errors import TransferError
+from . import describe
+from .describe import Described
+from .packing import Packing, Stage, plan_packing
+from .schema import VALUE, Schema, digest_of, places
+from .transport import Transport
+
+_MAX_SCHEMAS: Final = 64
+_MAX_STAGES: Final = 2  # of each direction, for each schema
+_MAX_STAGED_NBYTES: Final = 128 << 20
+_MAX_ACKED: Final = 256
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """A schema with everything that was derived from it."""
+
+    schema: Schema
+    data: bytes
+    digest: bytes
+    packing: Packing
+    value_paths: list[Any]
+    stages: list[Stage] = field(default_factory=list)
+
+    def stage(self) -> Stage:
+        """A buffer for one packed message, used before or new."""
+        try:
+            return self.stages.pop()
+        except IndexError:
+            return Stage(self.packing)
+
+    def give_back(self, stage: Stage) -> None:
+        """Keep a buffer for the next message of this schema."""
+        if len(self.stages) < _MAX_STAGES and stage.nbytes <= _MAX_STAGED_NBYTES:
+            self.stages.append(stage)
+
+
+def known(schema: Schema, data: bytes, digest: bytes) -> Known:
+    """Everything derived from a schema, its bytes and their digest."""
+    paths = [path for path, place in places(schema) if place.letter == VALUE]
+    return Known(schema, data, digest, plan_packing(schema), paths)
+
+
+class Catalogue:
+    """The schemas met last, by digest and by a cheap fingerprint of their columns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_digest: OrderedDict[bytes, Known] = OrderedDict()
+        self._by_print: dict[Any, Known] = {}
+
+    def find(self, digest: bytes) -> Known | None:
+        """The schema of a digest."""
+        with self._lock:
+            found = self._by_digest.get(digest)
+            if found is not None:
+                self._by_digest.move_to_end(digest)
+            return found
+
+    def add(self, entry: Known) -> Known:
+        """Remember a schema; one met before stays the one in use."""
+        with self._lock:
+            old = self._by_digest.get(entry.digest)
+            if old is not None:
+                return old
+            self._by_digest[entry.digest] = entry
+            self._by_print[_fingerprint(entry.schema)] = entry
+            while len(self._by_digest) > _MAX_SCHEMAS:
+                _, gone = self._by_digest.popitem(last=False)
+                key = _fingerprint(gone.schema)
+                if self._by_print.get(key) is gone:
+                    del self._by_print[key]
+            return entry
+
+    def of(self, schema: Schema) -> Known:
+        """The entry of a schema that was just made from a tensordict."""
+        near = self._by_print.get(_fingerprint(schema))
+        if near is not None and describe.equal(near.schema, schema):
+            return near
+        data, digest = digest_of(schema)
+        return self.find(digest) or self.add(known(schema, data, digest))
+
+
+def _fingerprint(schema: Schema) -> Any:
+    first = schema.keys[0]
+    return (
+        len(schema.keys),
+        len(schema.dtypes),
+        schema.pack_below,
+        schema.locked[0],
+        tuple(first[:8]),
+        tuple(schema.shapes[:2]),
+        tuple(schema.dtypes[:2]),
+    )
+
+
+class Endpoint:
+    """The memory of one rank about one transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = weakref.ref(transport)
+        self.catalogue = Catalogue()
+        self._acked: dict[int, OrderedDict[bytes, None]] = {}
+        self._busy: set[Any] = set()
+        self._lock = threading.Lock()
+
+    def describe(self, node: Node, *, pack_below: int) -> tuple[Described, Known]:
+        """A tensordict taken apart, and the entry of its schema."""
+        described = describe.describe(node, pack_below=pack_below)
+        entry = self.catalogue.of(described.schema)
+        described.schema = entry.schema
+        return described, entry
+
+    def is_acked(self, peer: int, digest: bytes) -> bool:
+        """Whether a peer has said that it knows a schema."""
+        return digest in self._acked.get(peer, ())
+
+    def ack(self, peer: int, digest: bytes) -> None:
+        """Note that a peer knows a schema."""
+        with self._lock:
+            digests = self._acked.setdefault(peer, OrderedDict())
+            digests[digest] = None
+            while len(digests) > _MAX_ACKED:
+                digests.popitem(last=False)
+
+    def unack(self, peer: int, digest: bytes) -> None:
+        """Note that a peer has forgotten a schema."""
+        with self._lock:
+            self._acked.get(peer, OrderedDict()).pop(digest, None)
+
+    @contextmanager
+    def claim(self, verb: str, peer: int, tag: int) -> Iterator[None]:
+        """Hold a tag for one exchange in one direction.
+
+        Raises:
+            TransferError: another exchange with this peer is using it.
+        """
+        key = (verb, peer, tag)
+        with self._lock:
+            if key in self._busy:
+                raise TransferError(
+                    f"Cannot {verb} on tag {tag} with rank {peer} of the group: an earlier {verb} "
+                    "on that tag is still under way. Wait for it, or use another init_tag."
+                )
+            self._busy.add(key)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(key)
+
+
+_endpoints: weakref.WeakKeyDictionary[Any, Endpoint] = weakref.WeakKeyDictionary()
+_endpoints_lock = threading.Lock()
+
+
+def endpoint_of(transport: Transport) -> Endpoint:
+    """The endpoint of a transport, made at first use."""
+    with _endpoints_lock:
+        found = _endpoints.get(transport)
+        if found is None:
+            found = _endpoints[transport] = Endpoint(transport)
+        return found

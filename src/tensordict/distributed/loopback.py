@@ -1,0 +1,209 @@
+"""Ranks that are threads of one process: a transport that needs no process group.
+
+Sends are rendezvous (they are through when the peer has received), and a receive of
+another size than the message is an error, so a program that works here relies on no
+buffering and on no backend's leniency.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import PeerLost, TransferError, TransferTimeout
+from .transport import Capabilities
+
+_REDUCE: dict[Any, Callable[[Tensor, int], Tensor]] = {
+    dist.ReduceOp.SUM: lambda x, n: x.sum(0),
+    dist.ReduceOp.AVG: lambda x, n: x.sum(0) / n,
+    dist.ReduceOp.PRODUCT: lambda x, n: x.prod(0),
+    dist.ReduceOp.MIN: lambda x, n: x.amin(0),
+    dist.ReduceOp.MAX: lambda x, n: x.amax(0),
+}
+
+
+class _Half:
+    """One end of a message: it waits for the other."""
+
+    __slots__ = ("_group", "done", "error", "peer", "tensor")
+
+    def __init__(self, group: LoopbackGroup, tensor: Tensor, peer: int) -> None:
+        self._group = group
+        self.tensor = tensor
+        self.peer = peer
+        self.done = False
+        self.error: Exception | None = None
+
+    def wait(self, timeout: float | None = None) -> None:
+        group = self._group
+        end = time.monotonic() + (group.timeout if timeout is None else timeout)
+        with group.changed:
+            while not self.done:
+                if self.peer in group.lost:
+                    raise PeerLost(f"rank {self.peer} is gone")
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise TransferTimeout(f"nothing from rank {self.peer}")
+                group.changed.wait(left)
+        if self.error is not None:
+            raise self.error
+
+
+class LoopbackGroup:
+    """A group whose ranks are threads.
+
+    Args:
+        size: number of ranks.
+        timeout: seconds after which a wait without its own timeout gives up.
+
+    >>> group = LoopbackGroup(2)
+    >>> def main(transport):
+    ...     x = torch.full((2,), float(transport.rank))
+    ...     if transport.rank == 0:
+    ...         transport.isend(x, 1, tag=0).wait()
+    ...     else:
+    ...         transport.irecv(x, 0, tag=0).wait()
+    ...     return x.tolist()
+    >>> group.run(main)
+    [[0.0, 0.0], [0.0, 0.0]]
+    """
+
+    def __init__(self, size: int, timeout: float = 30.0) -> None:
+        self.size = size
+        self.timeout = timeout
+        self.changed = threading.Condition()
+        self.lost: set[int] = set()
+        self._sends: dict[tuple[int, int, int], deque[_Half]] = {}
+        self._recvs: dict[tuple[int, int, int], deque[_Half]] = {}
+        self._rounds: dict[int, dict[int, Tensor]] = {}
+        self._turn = [0] * size
+
+    def transport(self, rank: int) -> LoopbackTransport:
+        """The transport of one rank."""
+        return LoopbackTransport(self, rank)
+
+    def run(self, main: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call ``main(transport, *args)`` on every rank, each in its thread.
+
+        Returns:
+            What each rank returned, by rank; the error of a failing rank is raised.
+        """
+        with ThreadPoolExecutor(self.size) as pool:
+            futures = [pool.submit(main, self.transport(r), *args) for r in range(self.size)]
+        return [future.result() for future in futures]
+
+    def lose(self, rank: int) -> None:
+        """Let a rank die: whoever waits for it gets `PeerLost`."""
+        with self.changed:
+            self.lost.add(rank)
+            self.changed.notify_all()
+
+    def meet(self, key: tuple[int, int, int], half: _Half, *, sending: bool) -> None:
+        """Bring one half of a message together with the other, if that is there."""
+        mine, theirs = (self._sends, self._recvs) if sending else (self._recvs, self._sends)
+        with self.changed:
+            waiting = theirs.get(key)
+            if not waiting:
+                mine.setdefault(key, deque()).append(half)
+                return
+            other = waiting.popleft()
+            src, dst = (half, other) if sending else (other, half)
+            a, b = src.tensor.detach(), dst.tensor.detach()
+            if a.numel() * a.element_size() != b.numel() * b.element_size():
+                error = TransferError(
+                    f"a message of {a.numel() * a.element_size()} bytes met a receive of "
+                    f"{b.numel() * b.element_size()}"
+                )
+                src.error = dst.error = error
+            elif a.numel():
+                b.view(-1).view(torch.uint8).copy_(a.view(-1).view(torch.uint8))
+            src.done = dst.done = True
+            self.changed.notify_all()
+
+    def gather(self, rank: int, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks for their next collective."""
+        with self.changed:
+            turn = self._turn[rank]
+            self._turn[rank] += 1
+            round_ = self._rounds.setdefault(turn, {})
+            round_[rank] = tensor.detach().clone()
+            self.changed.notify_all()
+            end = time.monotonic() + self.timeout
+            while len(round_) < self.size:
+                missing = set(range(self.size)) - round_.keys()
+                if missing & self.lost:
+                    raise PeerLost(f"rank {min(missing & self.lost)} is gone")
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise TransferTimeout(f"nothing from ranks {sorted(missing)}")
+                self.changed.wait(left)
+            return [round_[r] for r in range(self.size)]
+
+
+class _Done:
+    """A collective of the loop-back group is through when it was started."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        return None
+
+
+class LoopbackTransport:
+    """The view that one rank has of a `LoopbackGroup`."""
+
+    def __init__(self, group: LoopbackGroup, rank: int) -> None:
+        self._group = group
+        self._rank = rank
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(exact_counts=True)
+
+    def isend(self, tensor: Tensor, dst: int, tag: int, *, control: bool = False) -> _Half:
+        half = _Half(self._group, tensor, dst)
+        self._group.meet((self._rank, dst, tag), half, sending=True)
+        return half
+
+    def irecv(self, tensor: Tensor, src: int, tag: int, *, control: bool = False) -> _Half:
+        half = _Half(self._group, tensor, src)
+        self._group.meet((src, self._rank, tag), half, sending=False)
+        return half
+
+    def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> _Done:
+        tensor.detach().copy_(self._group.gather(self._rank, tensor)[src])
+        return _Done()
+
+    def all_gather(self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False) -> _Done:
+        for target, value in zip(out, self._group.gather(self._rank, tensor)):
+            target.detach().copy_(value)
+        return _Done()
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> _Done:
+        values = torch.stack(self._group.gather(self._rank, tensor))
+        tensor.detach().copy_(_REDUCE[op](values, self.size))
+        return _Done()
+
+    def reduce(self, tensor: Tensor, dst: int, op: Any) -> _Done:
+        values = torch.stack(self._group.gather(self._rank, tensor))
+        if self._rank == dst:
+            tensor.detach().copy_(_REDUCE[op](values, self.size))
+        return _Done()
+
+    def name_of(self, rank: int) -> str:
+        """``rank n``."""
+        return f"rank {rank}"

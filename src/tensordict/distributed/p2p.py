@@ -1,0 +1,228 @@
+"""`send`, `recv`, `isend`, `irecv`: whole tensordicts between two ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from .._typing import DeviceLike
+from ..core.devices import as_device
+from ..core.node import Node
+from . import protocol, wire
+from .endpoint import endpoint_of
+from .link import Request
+from .pending import Pending
+from .receive import Into, New, Target
+from .transport import TorchTransport, Transport, group_rank
+from .wire import Checksum, Limits
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Options(TypedDict, total=False):
+    """What every exchange with one peer can be told.
+
+    Attributes:
+        timeout: seconds for the whole exchange; the group's own timeout by default.
+        strict: whether the receiver agrees before any payload is sent (default).
+        checksum: ``"none"`` (default), ``"crc32"``, ``"sum64"`` or ``"blake2b"``; with one,
+            the receiver confirms after it has verified the payload.
+        pack_below: leaves of fewer bytes travel in one packed message; 65536 by default.
+        limits: what this rank accepts from the peer.
+        transport: what to send with instead of a process group.
+    """
+
+    timeout: float | None
+    strict: bool
+    checksum: str
+    pack_below: int
+    limits: Limits
+    transport: Transport
+
+
+def request_of(
+    group: Any, world: int | None, local: int | None, tag: int, options: Options
+) -> Request:
+    """The request that the arguments of a call stand for."""
+    transport = options.get("transport")
+    if transport is None:
+        transport = TorchTransport.of(group)
+    name = options.get("checksum", "none")
+    try:
+        checksum = Checksum[name.upper()]
+    except KeyError:
+        known = ", ".join(repr(c.name.lower()) for c in Checksum)
+        raise ValueError(f"Cannot use the checksum {name!r}. Expected one of {known}.") from None
+    return Request(
+        transport=transport,
+        endpoint=endpoint_of(transport),
+        peer=group_rank(transport, group, world, local),
+        tag=tag,
+        timeout=options.get("timeout"),
+        strict=options.get("strict", True),
+        checksum=checksum,
+        pack_below=options.get("pack_below", 1 << 16),
+        limits=options.get("limits", wire.DEFAULT_LIMITS),
+    )
+
+
+def target_of(
+    out: Node | None, device: DeviceLike | None = None, *, atomic: bool = True, mesh: Any = None
+) -> Target:
+    """Where to receive: ``out``, or a new tensordict on ``device``."""
+    if out is not None:
+        return Into(out, atomic=atomic)
+    return New(None if device is None else as_device(device), mesh=mesh)
+
+
+def send(
+    td: Node,
+    dst: int | None = None,
+    *,
+    group: Any = None,
+    group_dst: int | None = None,
+    init_tag: int = 0,
+    **options: Unpack[Options],
+) -> None:
+    """Send a tensordict to a rank that calls `recv` or `irecv`.
+
+    Structure, dtypes, non-tensor values, names, locks and ties travel with it; a receiver
+    that expects something else refuses before any payload is sent, and both ranks raise.
+
+    Args:
+        td: the tensordict.
+        dst: rank of the receiver in the world.
+        group: a process group or a device mesh of one dimension; the default group if None.
+        group_dst: rank of the receiver in the group, instead of ``dst``.
+        init_tag: pairs this call with the receiver's; 0 to 2**28 - 1.
+        **options: see `Options`.
+
+    Raises:
+        SchemaMismatch: the receiver expects another structure; lists every path.
+        UnsupportedLeaf: an entry cannot travel; the receiver raises it too.
+        TransferTimeout: the receiver said nothing in time.
+        PeerLost: the receiver is gone.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> from tensordict.distributed.loopback import LoopbackGroup
+    >>> def main(transport):
+    ...     if transport.rank == 0:
+    ...         send(TensorDict({"a": torch.arange(3)}), 1, transport=transport)
+    ...     else:
+    ...         return recv(0, transport=transport)["a"]
+    >>> LoopbackGroup(2).run(main)
+    [None, tensor([0, 1, 2])]
+    """
+    protocol.run_send(request_of(group, dst, group_dst, init_tag, options), td)
+
+
+def isend(
+    td: Node,
+    dst: int | None = None,
+    *,
+    group: Any = None,
+    group_dst: int | None = None,
+    init_tag: int = 0,
+    **options: Unpack[Options],
+) -> Pending[None]:
+    """Start a `send` in the background; the tensordict must not change until it is done.
+
+    Returns:
+        A handle; its ``wait`` raises what `send` would.
+    """
+    request = request_of(group, dst, group_dst, init_tag, options)
+    what = f"send to {request.transport.name_of(request.peer)}"
+    return Pending(lambda: protocol.run_send(request, td), what)
+
+
+def recv(
+    src: int | None = None,
+    *,
+    out: Node | None = None,
+    device: DeviceLike | None = None,
+    group: Any = None,
+    group_src: int | None = None,
+    init_tag: int = 0,
+    atomic: bool = True,
+    mesh: Any = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Receive a tensordict from a rank that calls `send` or `isend`.
+
+    Args:
+        src: rank of the sender in the world.
+        out: write into this tensordict, in place; leaves are matched by key.
+        device: where the leaves of a new tensordict go; the CPU by default.
+        group: a process group or a device mesh of one dimension; the default group if None.
+        group_src: rank of the sender in the group, instead of ``src``.
+        init_tag: the sender's tag.
+        atomic: with ``out``, write only when everything has arrived.  False receives
+            large leaves in place: a copy and their memory less, but a peer that dies
+            leaves them half written.
+        mesh: the device mesh that new shards (`DTensor` leaves) belong to.
+        **options: see `Options`.
+
+    Returns:
+        ``out``, or a new tensordict whose small leaves share one buffer.
+
+    Raises:
+        SchemaMismatch: ``out`` has another structure; lists every path, nothing is written.
+        UnsupportedLeaf: the sender has an entry that cannot travel.
+        TransferTimeout: the sender said nothing in time.
+        PeerLost: the sender is gone.
+        WireError: what came is not a message of this protocol, or is above the limits.
+    """
+    request = request_of(group, src, group_src, init_tag, options)
+    return protocol.run_recv(request, target_of(out, device, atomic=atomic, mesh=mesh))
+
+
+def irecv(
+    src: int | None = None,
+    *,
+    out: Node | None = None,
+    device: DeviceLike | None = None,
+    group: Any = None,
+    group_src: int | None = None,
+    init_tag: int = 0,
+    atomic: bool = True,
+    mesh: Any = None,
+    **options: Unpack[Options],
+) -> Pending[Any]:
+    """Start a `recv` in the background.
+
+    Returns:
+        A handle; its ``wait`` returns, and raises, what `recv` would.
+    """
+    request = request_of(group, src, group_src, init_tag, options)
+    target = target_of(out, device, atomic=atomic, mesh=mesh)
+    what = f"receive from {request.transport.name_of(request.peer)}"
+    return Pending(lambda: protocol.run_recv(request, target), what)
+
+
+def sendrecv(
+    td: Node,
+    dst: int,
+    src: int,
+    *,
+    out: Node | None = None,
+    group: Any = None,
+    init_tag: int = 0,
+    **options: Unpack[Options],
+) -> Any:
+    """Send to one rank and receive from another at once: the form that cannot deadlock.
+
+    Args:
+        td: what to send.
+        dst, src: ranks in the world; they may be the same.
+        out: where to receive, see `recv`.
+        group, init_tag, **options: see `send`.
+
+    Returns:
+        ``out``, or a new tensordict.
+    """
+    sending = isend(td, dst, group=group, init_tag=init_tag, **options)
+    try:
+        return recv(src, out=out, group=group, init_tag=init_tag, **options)
+    finally:
+        sending.wait()

@@ -1,0 +1,245 @@
+"""What of a payload goes into one packed message, and where: pure arithmetic, then buffers.
+
+Parts below a threshold are packed, those above travel in place, one message each: packing
+large tensors costs a copy, sending small ones costs a message.  Parts of equal dtype and
+shape lie side by side, so that a whole group is filled by one ``cat`` and taken apart by
+one ``split``.  Both ends derive the same `Packing` from the schema alone.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Size, Tensor
+
+from ..storage.buffer import contiguous_strides, fill
+from ..storage.values import dtype_name
+from .schema import FORMATS, Schema
+
+# From here on, one call per group is cheaper than one call per part.
+_GROUP: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parts of one dtype and shape, side by side.
+
+    Attributes:
+        offset: first byte in the packed message.
+        dtype, shape: of each part.
+        parts: indices of the parts, in order.
+        nbytes: of the whole group.
+    """
+
+    offset: int
+    dtype: torch.dtype
+    shape: Size
+    parts: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the payload of a schema travels.
+
+    Attributes:
+        groups: what the packed message holds.
+        large: indices of the parts that travel alone, in order.
+        packed_nbytes: bytes of the packed message, without non-tensor values.
+        large_nbytes: bytes of the messages of ``large``, each.
+        alignment: of each group.
+    """
+
+    groups: tuple[Group, ...]
+    large: tuple[int, ...]
+    packed_nbytes: int
+    large_nbytes: tuple[int, ...]
+    alignment: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all messages, without non-tensor values."""
+        return self.packed_nbytes + self.large_total
+
+    @property
+    def large_total(self) -> int:
+        """Bytes of the parts that travel alone."""
+        return sum(self.large_nbytes)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The packed parts in the order of their memory."""
+        return tuple(i for group in self.groups for i in group.parts)
+
+
+def plan_packing(schema: Schema) -> Packing:
+    """The packing of a schema; tied parts travel once.
+
+    Groups come by item size (widest first), dtype, shape; parts within one in schema order.
+    """
+    found: dict[tuple[torch.dtype, Size], list[int]] = {}
+    for i, key in enumerate(zip(schema.dtypes, schema.shapes)):
+        if i not in schema.ties:
+            found.setdefault(key, []).append(i)
+    small: list[tuple[torch.dtype, Size, list[int], int]] = []
+    large: list[tuple[int, int]] = []
+    for (dtype, shape), parts in found.items():
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < schema.pack_below:
+            small.append((dtype, shape, parts, nbytes * len(parts)))
+        else:
+            large += [(i, nbytes) for i in parts]
+    small.sort(key=lambda g: (-g[0].itemsize, dtype_name(g[0]), tuple(g[1])))
+    groups, at = [], 0
+    mask = max(schema.alignment, 16) - 1
+    for dtype, shape, parts, nbytes in small:
+        groups.append(Group(at, dtype, shape, tuple(parts), nbytes))
+        at = (at + nbytes + mask) & ~mask
+    large.sort()
+    return Packing(
+        tuple(groups),
+        tuple(i for i, _ in large),
+        at,
+        tuple(nbytes for _, nbytes in large),
+        schema.alignment,
+    )
+
+
+def _take(indices: Sequence[int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+    if len(indices) == 1:
+        (only,) = indices
+        return lambda parts: (parts[only],)
+    return operator.itemgetter(*indices) if indices else lambda parts: ()
+
+
+class Stage:
+    """A buffer for one packed message and the views to fill or to read it; reusable.
+
+    Args:
+        packing: what lies in it.
+    """
+
+    __slots__ = ("_groups", "_room", "_singles", "_views", "large", "packing")
+
+    def __init__(self, packing: Packing) -> None:
+        self.packing = packing
+        # Parts that travel alone land here before they are written (see `large_buffers`).
+        self.large: list[Tensor] | None = None
+        self._allocate(0)
+
+    def _allocate(self, extra: int) -> None:
+        packing, at = self.packing, 0
+        room = torch.empty(packing.packed_nbytes + extra, dtype=torch.uint8)
+        for group in packing.groups:  # memory between groups must not leave the process
+            room[at : group.offset].zero_()
+            at = group.offset + group.nbytes
+        room[at : packing.packed_nbytes].zero_()
+        self._room = room
+        self._groups: list[tuple[Any, Any, Tensor]] | None = None
+        self._singles: tuple[Any, list[Tensor]] = (None, [])
+        self._views: list[Tensor] | None = None
+
+    def message(self, values_nbytes: int = 0) -> Tensor:
+        """The packed message with room for encoded values at its end, uint8."""
+        need = self.packing.packed_nbytes + values_nbytes
+        if need > self._room.numel():
+            self._allocate(2 * values_nbytes)
+        return self._room if need == self._room.numel() else self._room[:need]
+
+    def large_buffers(self) -> list[Tensor]:
+        """One uint8 buffer for each part that travels alone."""
+        if self.large is None:
+            self.large = [torch.empty(n, dtype=torch.uint8) for n in self.packing.large_nbytes]
+        return self.large
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keeping this stage costs."""
+        return self._room.numel() + (self.packing.large_total if self.large else 0)
+
+    def pack(self, parts: Sequence[Tensor]) -> None:
+        """Copy the packed ones of ``parts`` in."""
+        if self._groups is None:
+            self._prepare()
+        assert self._groups is not None
+        with torch.no_grad():
+            for join, take, out in self._groups:
+                leaves = take(parts)
+                try:
+                    join(leaves, out=out)
+                except RuntimeError:  # leaves of other devices: one copy each
+                    fill(list(out.view(-1, *leaves[0].shape).unbind()), leaves)
+        take, targets = self._singles
+        if targets:
+            fill(targets, take(parts))
+
+    def _prepare(self) -> None:
+        groups: list[tuple[Any, Any, Tensor]] = []
+        singles: list[int] = []
+        targets: list[Tensor] = []
+        for group in self.packing.groups:
+            n, shape = len(group.parts), group.shape
+            if n >= _GROUP and group.nbytes:
+                block = _typed(self._room, group)
+                if shape:
+                    block = block.view(n * shape[0], *shape[1:])
+                groups.append((torch.cat if shape else torch.stack, _take(group.parts), block))
+            else:
+                singles += group.parts
+                targets += _views_of(self._room, group)
+        self._groups, self._singles = groups, (_take(singles), targets)
+
+    def unpack_into(self, targets: Sequence[Tensor]) -> None:
+        """Copy the message into tensors given in the order of `Packing.order`."""
+        if self._views is None:
+            self._views = [v for g in self.packing.groups for v in _views_of(self._room, g)]
+        fill(targets, self._views)
+
+
+def _typed(buffer: Tensor, group: Group) -> Tensor:
+    raw = buffer[group.offset : group.offset + group.nbytes].view(group.dtype)
+    return raw.view(len(group.parts), *group.shape)
+
+
+def _views_of(buffer: Tensor, group: Group) -> list[Tensor]:
+    raw = buffer[group.offset : group.offset + group.nbytes].view(group.dtype)
+    shape = group.shape
+    stride, step = contiguous_strides(tuple(shape)), math.prod(shape)
+    base = raw.storage_offset()
+    return [raw.as_strided(shape, stride, int(base) + k * step) for k in range(len(group.parts))]
+
+
+def take_apart(buffer: Tensor, packing: Packing, parts: list[Any]) -> None:
+    """Put the packed parts of a fresh message into ``parts``, as tensors that share its memory.
+
+    They are not views of each other for autograd (``unsafe_split``): each can be written and
+    differentiated by itself.
+    """
+    for group in packing.groups:
+        n, shape = len(group.parts), group.shape
+        if n >= _GROUP and group.nbytes and shape:
+            block = _typed(buffer, group).view(n * shape[0], *shape[1:])
+            pieces: Sequence[Tensor] = torch.unsafe_split(block, shape[0])
+        else:
+            pieces = _views_of(buffer, group)
+        for i, piece in zip(group.parts, pieces):
+            parts[i] = piece
+
+
+def sendable(part: Tensor, devices: frozenset[str]) -> Tensor:
+    """A contiguous tensor of a device that can be sent: the part itself where it is one."""
+    if part.is_conj() or part.is_neg():
+        part = part.resolve_conj().resolve_neg()
+    if part.device.type not in devices:
+        part = part.cpu()
+    return part.detach().contiguous()
+
+
+def formatted(part: Tensor, name: str) -> Tensor:
+    """A received part in the memory format it had at the sender."""
+    return part.contiguous(memory_format=FORMATS[name])

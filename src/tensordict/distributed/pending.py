@@ -1,0 +1,99 @@
+"""A handle on an exchange that goes on in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from ..errors import TransferTimeout
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """An exchange under way, with its own thread to carry it forward.
+
+    Some backends make progress only while somebody waits, and agreement takes several
+    messages: the thread does the waiting, so `done` becomes true by itself.
+
+    Args:
+        run: what to do; its result is what `wait` returns.
+        what: how errors call it, as in ``"send to rank 1"``.
+
+    >>> pending = Pending(lambda: 6 * 7, "example")
+    >>> pending.wait(), pending.done()
+    (42, True)
+    """
+
+    def __init__(self, run: Callable[[], T], what: str) -> None:
+        self._what = what
+        self._over = threading.Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Pending[T]], Any]] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._drive, args=(run,), name=what, daemon=True).start()
+
+    def _drive(self, run: Callable[[], T]) -> None:
+        try:
+            self._result = run()
+        except BaseException as error:  # the waiter raises it
+            self._error = error
+        with self._lock:
+            self._over.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Return the result, or raise the error, of the exchange.
+
+        Args:
+            timeout: seconds to wait here.  Running out of them raises and leaves the
+                exchange going on; the exchange has a timeout of its own.
+
+        Raises:
+            TransferTimeout: it is not over after ``timeout`` seconds.
+        """
+        if not self._over.wait(timeout):
+            raise TransferTimeout(f"{self._what} is still under way after {timeout} s")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def done(self) -> bool:
+        """Whether it is over, well or badly."""
+        return self._over.is_set()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error with which it ended, ``None`` if it went well; waits for the end."""
+        if not self._over.wait(timeout):
+            raise TransferTimeout(f"{self._what} is still under way after {timeout} s")
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[Pending[T]], Any]) -> None:
+        """Call ``callback(self)`` at the end, at once if that is past."""
+        with self._lock:
+            if not self._over.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            if not future.done():  # it is when the task was cancelled
+                future.set_result(None)
+
+        self.add_done_callback(lambda _: loop.call_soon_threadsafe(finish))
+        yield from future
+        return self.wait()
+
+    def __repr__(self) -> str:
+        if not self.done():
+            return f"Pending({self._what}, under way)"
+        return f"Pending({self._what}, {'failed' if self._error is not None else 'done'})"

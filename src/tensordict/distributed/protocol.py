@@ -1,0 +1,356 @@
+"""Send a tensordict to one rank and receive one, with agreement before payload.
+
+    sender                                receiver
+    frame (4 KiB: header, and whatever fits) ->
+                                          <- ACCEPT, NEED_SCHEMA or REFUSE
+    schema, when it was asked for         ->
+                                          <- ACCEPT or REFUSE
+    packed message, large leaves          ->
+                                          <- COMMIT or REFUSE, with a checksum only
+
+Each side posts only what the other has agreed to, so a refusal leaves nothing behind and
+the group can be used again at once.  Both sides raise the same error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..core.leaf import Leaf
+from ..core.node import Node
+from ..errors import TransferError, WireError
+from . import packing, receive, wire
+from .describe import Described, decode_values, encode_values
+from .endpoint import Known, known
+from .link import Link, Request, payload_sum
+from .packing import Stage
+from .refusal import decode_error, encode_error
+from .schema import decode
+from .transport import Work, bytes_tensor
+from .wire import Checksum, Header, Kind
+
+_Ready: TypeAlias = "tuple[Tensor, list[Tensor]]"  # the packed message, and the large leaves
+
+
+@dataclass(slots=True)
+class _Payload:
+    """What a sender is about to send."""
+
+    stage: Stage
+    values: bytes
+    described: Described
+    entry: Known
+    devices: frozenset[str]
+
+    @property
+    def nbytes(self) -> int:
+        return self.entry.packing.nbytes + len(self.values)
+
+    def packed(self) -> Tensor:
+        """The packed message: the small parts, then the values."""
+        message = self.stage.message(len(self.values))
+        self.stage.pack(self.described.parts)
+        if self.values:
+            end = self.entry.packing.packed_nbytes
+            message[end:].copy_(bytes_tensor(bytearray(self.values)))
+        return message
+
+    def large(self) -> list[Tensor]:
+        parts = self.described.parts
+        return [packing.sendable(parts[i], self.devices) for i in self.entry.packing.large]
+
+
+def run_send(request: Request, node: Node) -> None:
+    """Send ``node`` to the peer of ``request``; return when it is through.
+
+    Raises:
+        SchemaMismatch: the receiver expects another structure.
+        UnsupportedLeaf: an entry that cannot travel; the receiver raises it too.
+        TransferTimeout, PeerLost, WireError: see `tensordict.errors`.
+    """
+    endpoint = request.endpoint
+    with endpoint.claim("send", request.peer, request.tag):
+        link = Link(request)
+        try:
+            payload = _prepare(request, node)
+        except Exception as error:
+            _send_error(link, error)
+            raise
+        try:
+            _send(link, payload)
+        finally:
+            payload.entry.give_back(payload.stage)
+
+
+def _prepare(request: Request, node: Node) -> _Payload:
+    described, entry = request.endpoint.describe(node, pack_below=request.pack_below)
+    values = b""
+    if described.values:
+        forms = encode_values(described, entry.value_paths)
+        values = json.dumps(forms, separators=(",", ":")).encode()
+    devices = request.transport.capabilities.devices
+    return _Payload(entry.stage(), values, described, entry, devices)
+
+
+def _send_error(link: Link, error: Exception) -> None:
+    """Tell the receiver that nothing will come, and why."""
+    body = _error_body(error)
+    header = Header(Kind.ERROR, schema_nbytes=len(body), inline_schema=True)
+    link.post_frame(wire.eager_frame(header, body))
+    link.flush()
+
+
+def _error_body(error: Exception) -> bytes:
+    room = wire.EAGER_NBYTES - wire.HEADER_NBYTES
+    body = encode_error(error, room)
+    if len(body) > room:
+        body = encode_error(TransferError(str(error)[:500]), room)
+    return body
+
+
+def _send(link: Link, payload: _Payload) -> None:
+    request = link.request
+    header, schema, ready = _announce(request, payload)
+    frame = wire.eager_frame(header, schema)
+    if header.inline_payload and payload.nbytes:
+        start = wire.payload_start(wire.HEADER_NBYTES + len(schema))
+        packed = payload.packed() if ready is None else ready[0]
+        frame[start : start + payload.nbytes] = packed.numpy().tobytes()
+    if not request.strict:
+        _send_unasked(link, frame, header, payload, ready)
+        return
+    reply = link.expect_reply()
+    link.post_frame(frame)
+    if ready is None and not header.inline_payload:
+        ready = payload.packed(), payload.large()  # while the receiver makes up its mind
+    _agree(link, payload.entry, reply)
+    commit = None if request.checksum is Checksum.NONE else link.expect_reply()
+    if not header.inline_payload:
+        assert ready is not None
+        _send_payload(link, ready)
+    link.flush()
+    if commit is not None:
+        link.stage = "commit"
+        link.answer(*commit, (Kind.COMMIT,))
+
+
+def _announce(request: Request, payload: _Payload) -> tuple[Header, bytes, _Ready | None]:
+    """The header of a frame, the schema that rides in it, and the payload if it was packed."""
+    entry, ready = payload.entry, None
+    header = Header(
+        Kind.DATA,
+        schema_nbytes=len(entry.data),
+        payload_nbytes=payload.nbytes,
+        digest=entry.digest,
+        strict=request.strict,
+        checksum=request.checksum,
+    )
+    schema = b""
+    fits = len(entry.data) <= wire.EAGER_NBYTES - wire.HEADER_NBYTES
+    acked = request.strict and request.endpoint.is_acked(request.peer, entry.digest)
+    if fits and not acked:
+        schema, header = entry.data, replace(header, inline_schema=True)
+    start = wire.payload_start(wire.HEADER_NBYTES + len(schema))
+    if not entry.packing.large and start + payload.nbytes <= wire.EAGER_NBYTES:
+        header = replace(header, inline_payload=True)
+    if request.checksum is not Checksum.NONE:
+        ready = payload.packed(), payload.large()
+        total = payload_sum(request.checksum, [ready[0], *ready[1]])
+        header = replace(header, payload_sum=total)
+    return header, schema, ready
+
+
+def _agree(link: Link, entry: Known, reply: tuple[Tensor, Work]) -> None:
+    """Hear whether the receiver takes it; send the schema when it asks for it."""
+    request = link.request
+    if link.answer(*reply, (Kind.ACCEPT, Kind.NEED_SCHEMA)) is Kind.NEED_SCHEMA:
+        link.stage = "schema"
+        request.endpoint.unack(request.peer, entry.digest)
+        reply = link.expect_reply()
+        link.post_bytes(entry.data)
+        link.answer(*reply, (Kind.ACCEPT,))
+    request.endpoint.ack(request.peer, entry.digest)
+
+
+def _send_unasked(
+    link: Link,
+    frame: bytearray,
+    header: Header,
+    payload: _Payload,
+    ready: _Ready | None,
+) -> None:
+    link.post_frame(frame)
+    if not header.inline_schema:
+        link.post_bytes(payload.entry.data)
+    if not header.inline_payload:
+        _send_payload(link, ready or (payload.packed(), payload.large()))
+    link.flush()
+
+
+def _send_payload(link: Link, ready: _Ready) -> None:
+    link.stage = "payload"
+    packed, large = ready
+    if packed.numel():
+        link.post_payload(packed)
+    for tensor in large:
+        link.post_payload(tensor)
+
+
+def run_recv(request: Request, target: receive.Target) -> Node:
+    """Receive a tensordict from the peer of ``request``, into ``target`` or as a new one.
+
+    Returns:
+        The target's tensordict, or the new one.
+
+    Raises:
+        SchemaMismatch: the sender's structure is not the target's; nothing was written.
+        UnsupportedLeaf, TransferTimeout, PeerLost, WireError: see `tensordict.errors`.
+    """
+    endpoint = request.endpoint
+    with endpoint.claim("receive", request.peer, request.tag):
+        link = Link(request)
+        frame, work = link.expect_frame()
+        trouble = target.look(request)  # while the frame is under way
+        link.wait(work)
+        data = frame.numpy()
+        header = _read_frame(link, data)
+        if trouble is not None:
+            raise _refused(link, header, trouble)
+        try:
+            entry = _schema(link, header, data)
+            _check_sizes(header, entry)
+        except WireError as error:
+            raise _refused(link, header, error) from None
+        found = target.mismatch(entry, link)
+        if found is not None:
+            if not header.strict:
+                _drain(link, header, entry)
+            raise _refused(link, header, found)
+        return _take(link, header, entry, target, data)
+
+
+def _refused(link: Link, header: Header, error: Exception) -> Exception:
+    if header.strict:
+        link.refuse(error)
+    return error
+
+
+def _read_frame(link: Link, data: Any) -> Header:
+    try:
+        header = wire.parse_header(data[: wire.HEADER_NBYTES].tobytes())
+        wire.check_limits(header, link.request.limits)
+        if header.kind not in (Kind.DATA, Kind.ERROR):
+            raise WireError(f"a frame of kind {header.kind.name} cannot start an exchange", 6)
+    except WireError as error:
+        link.refuse(error)
+        raise
+    if header.kind is Kind.ERROR:
+        end = wire.HEADER_NBYTES + min(header.schema_nbytes, wire.EAGER_NBYTES)
+        raise decode_error(data[wire.HEADER_NBYTES : end].tobytes())
+    return header
+
+
+def _schema(link: Link, header: Header, data: Any) -> Known:
+    """The schema that a frame means: carried, remembered, or asked for."""
+    catalogue = link.request.endpoint.catalogue
+    entry = catalogue.find(header.digest)
+    if entry is not None:
+        if not header.strict and not header.inline_schema:
+            _fetch_schema(link, header)
+        return entry
+    if header.inline_schema:
+        stop = wire.HEADER_NBYTES + header.schema_nbytes
+        text = data[wire.HEADER_NBYTES : stop].tobytes()
+    else:
+        link.stage = "schema"
+        if header.strict:
+            buffer, work = link.expect_bytes(header.schema_nbytes)
+            link.accept(Kind.NEED_SCHEMA)
+            link.wait(work)
+            text = buffer.numpy().tobytes()
+        else:
+            text = _fetch_schema(link, header)
+    if wire.schema_digest(text) != header.digest:
+        raise WireError("the schema does not have the digest that the header announces", 24)
+    schema = decode(text, link.request.limits)
+    return catalogue.add(known(schema, text, header.digest))
+
+
+def _fetch_schema(link: Link, header: Header) -> bytes:
+    buffer, work = link.expect_bytes(header.schema_nbytes)
+    link.wait(work)
+    return buffer.numpy().tobytes()
+
+
+def _check_sizes(header: Header, entry: Known) -> None:
+    values = header.payload_nbytes - entry.packing.nbytes
+    if values < 0 or (values > 0) != bool(entry.schema.values):
+        raise WireError(
+            f"a payload of {header.payload_nbytes} bytes does not fit a schema of "
+            f"{entry.packing.nbytes} bytes and {len(entry.schema.values)} values",
+            16,
+        )
+    if header.inline_payload and entry.packing.large:
+        raise WireError("an inline payload cannot have large leaves", 6)
+
+
+def _take(link: Link, header: Header, entry: Known, target: receive.Target, data: Any) -> Node:
+    """Agree, receive the payload, verify it, and only then write."""
+    plan = entry.packing
+    values_nbytes = header.payload_nbytes - plan.nbytes
+    landing = target.landing(entry, values_nbytes)
+    link.stage = "payload"
+    if header.inline_payload:
+        first = wire.HEADER_NBYTES + (header.schema_nbytes if header.inline_schema else 0)
+        first = wire.payload_start(first)
+        whole = torch.from_numpy(data[first : first + header.payload_nbytes].copy())
+        landing.packed.copy_(whole)
+        works = []
+    else:
+        works = [link.expect_payload(x) for x in landing.messages()]
+    if header.strict:
+        link.accept()
+    landing.prepare()  # while the payload is under way
+    for work, tensor in zip(works, landing.messages()):
+        link.wait(work)
+        link.bytes_done += tensor.numel() * tensor.element_size()
+    link.stage = "commit"
+    try:
+        link.verify(header, landing.messages())
+        leaves = _values(entry, landing.packed, plan.packed_nbytes)
+    except WireError as error:
+        if header.checksum is not Checksum.NONE:
+            _refused(link, header, error)
+        raise
+    out = landing.commit(leaves)
+    if header.checksum is not Checksum.NONE and header.strict:
+        link.accept(Kind.COMMIT)
+    link.flush()
+    landing.release()
+    return out
+
+
+def _values(entry: Known, packed: Tensor, start: int) -> list[Leaf]:
+    if not entry.schema.values:
+        return []
+    try:
+        forms = json.loads(packed[start:].numpy().tobytes())
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"the values are not JSON: {error}") from None
+    return decode_values(entry.schema, forms)
+
+
+def _drain(link: Link, header: Header, entry: Known) -> None:
+    """Receive and drop a payload that was sent without asking."""
+    if header.inline_payload:
+        return
+    sizes: Sequence[int] = entry.packing.large_nbytes
+    packed = header.payload_nbytes - sum(sizes)
+    for nbytes in ([packed] if packed else []) + list(sizes):
+        link.wait(link.expect_payload(torch.empty(nbytes, dtype=torch.uint8)))

@@ -1,0 +1,307 @@
+"""Where a received tensordict goes: into one that is there, or into fresh memory.
+
+A target is looked at before the sender has spoken, says what it would not take, and hands
+out a *landing*: buffers for the messages, and a commit that is called when every byte has
+arrived and was verified.  Until then nothing that the user sees has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..core.leaf import Leaf
+from ..core.lock import touched
+from ..core.node import Node
+from ..errors import SchemaMismatch, TransferError
+from ..storage.buffer import fill
+from . import composite
+from .describe import Described, build
+from .endpoint import Known
+from .link import Link, Request
+from .packing import formatted, take_apart
+from .schema import COMPOSITE, NODE, TENSOR, VALUE, Composite, Schema, differences, places
+
+
+class Landing(Protocol):
+    """Buffers for the messages of one payload, and what to do when they are full."""
+
+    packed: Tensor
+
+    def messages(self) -> list[Tensor]: ...
+
+    def prepare(self) -> None: ...
+
+    def commit(self, values: Sequence[Leaf]) -> Node: ...
+
+    def release(self) -> None: ...
+
+
+class Target(Protocol):
+    """Where a tensordict is received."""
+
+    def look(self, request: Request) -> Exception | None: ...
+
+    def mismatch(self, entry: Known, link: Link) -> Exception | None: ...
+
+    def landing(self, entry: Known, values_nbytes: int) -> Landing: ...
+
+
+# --- a new tensordict ---------------------------------------------------------------------
+
+
+class New:
+    """Receive as a new tensordict; packed leaves share one buffer.
+
+    Args:
+        device: where its leaves go, the CPU by default.
+        locks: whether nodes that were locked at the sender are locked.
+        mesh: the device mesh of shards (`DTensor` leaves).
+    """
+
+    def __init__(
+        self, device: torch.device | None = None, *, locks: bool = True, mesh: Any = None
+    ) -> None:
+        self.device = torch.device("cpu") if device is None else device
+        self.locks = locks
+        self.mesh = mesh
+
+    def look(self, request: Request) -> Exception | None:
+        """Nothing is there that could be wrong."""
+        return None
+
+    def mismatch(self, entry: Known, link: Link) -> Exception | None:
+        """A new tensordict takes everything but shards of a mesh that is not given."""
+        shards = [c for c in entry.schema.composites if c.kind == composite.DTENSOR]
+        if shards and self.mesh is None:
+            return TransferError(
+                f"{link.me} cannot receive {len(shards)} shards of distributed tensors from "
+                f"{link.peer} as new leaves: pass mesh=, or receive into a tensordict."
+            )
+        return None
+
+    def landing(self, entry: Known, values_nbytes: int) -> Landing:
+        return _NewLanding(self, entry, values_nbytes)
+
+
+class _NewLanding:
+    def __init__(self, target: New, entry: Known, values_nbytes: int) -> None:
+        self._target = target
+        self._entry = entry
+        schema, plan = entry.schema, entry.packing
+        self.packed = torch.empty(plan.packed_nbytes + values_nbytes, dtype=torch.uint8)
+        self._large = [torch.empty(schema.shapes[i], dtype=schema.dtypes[i]) for i in plan.large]
+        self._parts: list[Any] = []
+        self._early: Node | None = None
+
+    def messages(self) -> list[Tensor]:
+        return ([self.packed] if self.packed.numel() else []) + self._large
+
+    def prepare(self) -> None:
+        schema, plan = self._entry.schema, self._entry.packing
+        parts = self._parts = [None] * len(schema.dtypes)
+        take_apart(self.packed, plan, parts)
+        for i, x in zip(plan.large, self._large):
+            parts[i] = x
+        # What only arranges memory is done while the bytes are under way.
+        plain = not (schema.composites or schema.values or schema.formats or schema.grad)
+        if plain and self._target.device.type == "cpu":
+            self._early = self._build(())
+
+    def commit(self, values: Sequence[Leaf]) -> Node:
+        if self._early is not None:
+            return self._early
+        schema, parts, device = self._entry.schema, self._parts, self._target.device
+        if device.type != "cpu":
+            parts[:] = [None if x is None else x.to(device) for x in parts]
+        for i, name in schema.formats.items():
+            if i not in schema.ties:
+                parts[i] = formatted(parts[i], name)
+        for i in schema.grad:
+            if i not in schema.ties:
+                parts[i].requires_grad_()
+        return self._build(values)
+
+    def _build(self, values: Sequence[Leaf]) -> Node:
+        schema, target = self._entry.schema, self._target
+        for i, j in schema.ties.items():
+            self._parts[i] = self._parts[j]
+        return build(
+            schema, self._parts, values, target.device, locks=target.locks, mesh=target.mesh
+        )
+
+    def release(self) -> None:
+        """The memory belongs to the result."""
+
+
+# --- into a tensordict --------------------------------------------------------------------
+
+
+class Into:
+    """Receive into the memory of a tensordict.
+
+    Args:
+        node: the tensordict; its leaves are written in place, also when it is locked.
+        atomic: whether large leaves are received beside and written when all is there.
+            Without it they are received in place, which saves a copy and their memory, and
+            leaves them half written when the peer dies.
+    """
+
+    def __init__(self, node: Node, *, atomic: bool = True) -> None:
+        self.node = node
+        self.atomic = atomic
+        self._described: Described | None = None
+        self._entry: Known | None = None
+
+    def look(self, request: Request) -> Exception | None:
+        """Take the tensordict apart; what is wrong with it is told to the sender as well."""
+        try:
+            self._described, self._entry = request.endpoint.describe(
+                self.node, pack_below=request.pack_below
+            )
+        except Exception as error:  # the sender waits for an answer, whatever went wrong
+            return error
+        return None
+
+    def mismatch(self, entry: Known, link: Link) -> Exception | None:
+        """The error that lists every path that differs."""
+        assert self._entry is not None and self._described is not None
+        mine = self._described
+        rows: list[tuple[Any, str]] = []
+        if self._entry is not entry:
+            rows = differences(entry.schema, self._entry.schema)
+            rows += _tied_here(entry.schema, self._entry.schema)
+        rows += _unwritable(mine)
+        if not rows:
+            return None
+        what = "1 entry differs" if len(rows) == 1 else f"{len(rows)} entries differ"
+        return SchemaMismatch(f"{link.me} cannot receive from {link.peer}: {what}:", rows)
+
+    def landing(self, entry: Known, values_nbytes: int) -> Landing:
+        assert self._entry is not None and self._described is not None
+        mine = self._described
+        if self._entry is not entry:
+            mine = _reordered(entry.schema, self._entry.schema, mine)
+        return _IntoLanding(self.node, mine, entry, values_nbytes, atomic=self.atomic)
+
+
+class _IntoLanding:
+    def __init__(
+        self, node: Node, mine: Described, entry: Known, values_nbytes: int, *, atomic: bool
+    ) -> None:
+        self._node = node
+        self._mine = mine
+        self._entry = entry
+        self._stage = entry.stage()
+        self.packed = self._stage.message(values_nbytes)
+        self._replaced: list[tuple[tuple[Node, str], Composite]] = []
+        self._parts = mine.parts
+        if entry.schema.composites:
+            self._make_room_for_wholes()
+        self._fills: list[tuple[Tensor, Tensor]] = []
+        self._large = self._land_large(atomic)
+
+    def _make_room_for_wholes(self) -> None:
+        """Ragged and sparse leaves are replaced: their parts land in memory of their own."""
+        self._parts = list(self._parts)
+        for whole, site in zip(self._entry.schema.composites, self._mine.whole_sites):
+            if not composite.writes_in_place(whole.kind):
+                self._replaced.append((site, whole))
+                for i in range(whole.first, whole.first + whole.n):
+                    self._parts[i] = torch.empty_like(self._parts[i])
+
+    def _land_large(self, atomic: bool) -> list[Tensor]:
+        plan, schema = self._entry.packing, self._entry.schema
+        out: list[Tensor] = []
+        spare = self._stage.large_buffers() if atomic else None
+        for k, i in enumerate(plan.large):
+            part = self._parts[i]
+            if spare is None and _direct(part):
+                out.append(part.detach())
+                continue
+            if spare is None:
+                raw = torch.empty(plan.large_nbytes[k], dtype=torch.uint8)
+            else:
+                raw = spare[k]
+            view = raw.view(schema.dtypes[i]).view(schema.shapes[i])
+            out.append(view)
+            self._fills.append((part, view))
+        return out
+
+    def messages(self) -> list[Tensor]:
+        return ([self.packed] if self.packed.numel() else []) + self._large
+
+    def prepare(self) -> None:
+        """Everything is ready."""
+
+    def commit(self, values: Sequence[Leaf]) -> Node:
+        parts = self._parts
+        self._stage.unpack_into([parts[i] for i in self._entry.packing.order])
+        fill([part for part, _ in self._fills], [view for _, view in self._fills])
+        fresh: list[tuple[tuple[Node, str], Any]] = [
+            (site, composite.join(w.kind, parts[w.first : w.first + w.n], w.params))
+            for site, w in self._replaced
+        ]
+        for (node, name), entry in [*fresh, *zip(self._mine.sites, values)]:
+            node._store(name, entry)
+            touched(node)
+        return self._node
+
+    def release(self) -> None:
+        self._entry.give_back(self._stage)
+
+
+def _direct(part: Tensor) -> bool:
+    plain = part.device.type == "cpu" and part.is_contiguous()
+    return plain and not part.is_conj() and not part.is_neg()
+
+
+def _unwritable(mine: Described) -> list[tuple[Any, str]]:
+    """The parts whose elements share memory with each other (expanded tensors)."""
+    bad = [
+        i
+        for i, x in enumerate(mine.parts)
+        if not x.is_contiguous() and any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape))
+    ]
+    if not bad:
+        return []
+    paths = {place.first: path for path, place in places(mine.schema) if place.letter in "tc"}
+    return [(paths.get(i, ()), "expanded here: its elements share memory") for i in bad]
+
+
+def _tied_here(sent: Schema, here: Schema) -> list[tuple[Any, str]]:
+    """The leaves that are one memory here and two values at the sender."""
+    if not here.ties:
+        return []
+    theirs = {path: place.first for path, place in places(sent) if place.letter == TENSOR}
+    mine = {place.first: path for path, place in places(here) if place.letter == TENSOR}
+    out = []
+    for i, j in here.ties.items():
+        a, b = theirs.get(mine.get(i, ())), theirs.get(mine.get(j, ()))
+        if a is not None and b is not None and sent.ties.get(a, a) != sent.ties.get(b, b):
+            out.append((mine[i], f"two values at the sender, the memory of {mine[j]!r} here"))
+    return out
+
+
+def _reordered(sent: Schema, here: Schema, mine: Described) -> Described:
+    """The same tensordict in the order of the sender's schema: leaves are matched by key."""
+    found = {path: place.first for path, place in places(here) if place.letter != NODE}
+    parts: list[Tensor] = []
+    sites, whole_sites = [], []
+    spans = {c.first: c.n for c in here.composites}
+    order = {c.first: k for k, c in enumerate(here.composites)}
+    for path, place in places(sent):
+        if place.letter == NODE:
+            continue
+        first = found[path]
+        if place.letter == VALUE:
+            sites.append(mine.sites[first])
+        elif place.letter == COMPOSITE:
+            parts += mine.parts[first : first + spans[first]]
+            whole_sites.append(mine.whole_sites[order[first]])
+        else:
+            parts.append(mine.parts[first])
+    return Described(sent, parts, mine.values, sites, whole_sites)

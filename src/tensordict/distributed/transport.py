@@ -1,0 +1,327 @@
+"""What an exchange needs from the world: numbered ranks, tagged messages, collectives.
+
+`Transport` is the protocol; `TorchTransport` speaks it over a ``torch.distributed``
+process group.  `loopback` has one for threads of a single process, and `testing` has
+those that count messages or fail on purpose.  Ranks here are ranks *in the group*.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import PeerLost, TransferError, TransferTimeout
+
+MAX_TAG: Final = (1 << 28) - 1
+
+
+@runtime_checkable
+class Work(Protocol):
+    """A message under way."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the message is through.
+
+        Args:
+            timeout: seconds; ``None`` is the transport's own timeout.
+
+        Raises:
+            TransferTimeout: nothing happened for that long.
+            PeerLost: the peer is gone.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a transport can carry.
+
+    Attributes:
+        devices: device types whose tensors it can send as they are.
+        exact_counts: whether both ends of a payload message must have equal sizes.
+        side_channel: whether frames and answers travel apart from payloads.
+    """
+
+    devices: frozenset[str] = frozenset({"cpu"})
+    exact_counts: bool = False
+    side_channel: bool = False
+
+
+class Transport(Protocol):
+    """Point-to-point messages and the collectives that are built on here.
+
+    Tensors are contiguous.  Messages of one (source, destination, tag) arrive in order.
+    ``control`` marks frames, answers and schemas (always CPU bytes), which a transport
+    may carry on another channel than payloads.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def isend(self, tensor: Tensor, dst: int, tag: int, *, control: bool = False) -> Work: ...
+
+    def irecv(self, tensor: Tensor, src: int, tag: int, *, control: bool = False) -> Work: ...
+
+    def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> Work: ...
+
+    def all_gather(
+        self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False
+    ) -> Work: ...
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> Work: ...
+
+    def reduce(self, tensor: Tensor, dst: int, op: Any) -> Work: ...
+
+    def name_of(self, rank: int) -> str:
+        """How errors call a rank of this group."""
+        ...
+
+
+class TorchWork:
+    """A ``torch.distributed`` work whose errors say which kind of trouble it is."""
+
+    __slots__ = ("_keep", "_work")
+
+    def __init__(self, work: Any, keep: Any = None) -> None:
+        self._work = work
+        self._keep = keep  # the bytes under way must outlive the message
+
+    def wait(self, timeout: float | None = None) -> None:
+        try:
+            if timeout is None:
+                self._work.wait()
+            else:
+                # gloo reads 0 as "no timeout"
+                self._work.wait(timedelta(seconds=max(timeout, 1e-3)))
+        except RuntimeError as error:
+            raise translate(error) from None
+
+
+_SILENT: Final = ("timed out", "timeout waiting", "watchdog")
+_GONE: Final = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "pair closure",
+    "socket closed",
+    "state_ >= connected",
+    "enforce fail",
+    "remote process",
+)
+
+
+def translate(error: RuntimeError) -> Exception:
+    """The error of this package for one that a process group raised."""
+    text = str(error)
+    low = text.lower()
+    first = text.splitlines()[0] if text else type(error).__name__
+    if isinstance(error, TransferError):
+        return error
+    if any(mark in low for mark in _GONE):
+        return PeerLost(first)
+    if any(mark in low for mark in _SILENT):
+        return TransferTimeout(first)
+    return error
+
+
+class TorchTransport:
+    """Messages over a process group; one for each group, made by `of`.
+
+    Args:
+        group: a process group.  With a backend that has no tags or cannot send bytes of
+            the host (nccl), frames and answers go over ``side``.
+        side: a gloo group with the same ranks, for frames and answers.
+    """
+
+    def __init__(self, group: Any, side: Any = None) -> None:
+        # Weak: a group that is destroyed must close its connections, whatever we remember.
+        self._group_ref = weakref.ref(group)
+        self._side_ref = weakref.ref(group if side is None else side)
+        self._rank = dist.get_rank(group)
+        self._size = dist.get_world_size(group)
+        devices = frozenset(d.type for d in group._device_types)
+        self._capabilities = Capabilities(
+            devices=devices,
+            exact_counts=side is not None,
+            side_channel=side is not None,
+        )
+
+    @staticmethod
+    def of(group: Any = None) -> TorchTransport:
+        """The transport of a group, a `DeviceMesh` of one dimension, or the default group.
+
+        Raises:
+            TransferError: when ``torch.distributed`` is not initialised, or this rank is
+                not part of the group.
+        """
+        group = resolve_group(group)
+        found = _transports.get(group)
+        if found is None:
+            found = _transports[group] = TorchTransport(group, _sides.get(group))
+        return found
+
+    def _channel(self, control: bool) -> Any:
+        group = self._side_ref() if control else self._group_ref()
+        if group is None:
+            raise TransferError("Cannot exchange over a process group that was destroyed.")
+        return group
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def isend(self, tensor: Tensor, dst: int, tag: int, *, control: bool = False) -> TorchWork:
+        group = self._channel(control)
+        try:
+            return TorchWork(group.send([tensor], dst, tag), tensor)
+        except RuntimeError as error:
+            raise translate(error) from None
+
+    def irecv(self, tensor: Tensor, src: int, tag: int, *, control: bool = False) -> TorchWork:
+        group = self._channel(control)
+        try:
+            return TorchWork(group.recv([tensor], src, tag), tensor)
+        except RuntimeError as error:
+            raise translate(error) from None
+
+    def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> TorchWork:
+        group = self._channel(control)
+        return _started(
+            lambda: dist.broadcast(tensor, group=group, group_src=src, async_op=True), tensor
+        )
+
+    def all_gather(
+        self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False
+    ) -> TorchWork:
+        group = self._channel(control)
+        return _started(
+            lambda: dist.all_gather(list(out), tensor, group=group, async_op=True), (out, tensor)
+        )
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> TorchWork:
+        return _started(
+            lambda: dist.all_reduce(tensor, op=op, group=self._channel(False), async_op=True),
+            tensor,
+        )
+
+    def reduce(self, tensor: Tensor, dst: int, op: Any) -> TorchWork:
+        return _started(
+            lambda: dist.reduce(
+                tensor, group_dst=dst, op=op, group=self._channel(False), async_op=True
+            ),
+            tensor,
+        )
+
+    def name_of(self, rank: int) -> str:
+        """The rank in the world, and in the group where the two differ."""
+        group = self._group_ref()
+        if group is None or group is dist.group.WORLD:
+            return f"rank {rank}"
+        world = dist.get_global_rank(group, rank)
+        return f"rank {world}" if world == rank else f"rank {world} (rank {rank} of the group)"
+
+
+def _started(start: Any, keep: Any) -> TorchWork:
+    try:
+        return TorchWork(start(), keep)
+    except RuntimeError as error:
+        raise translate(error) from None
+
+
+_transports: weakref.WeakKeyDictionary[Any, TorchTransport] = weakref.WeakKeyDictionary()
+_sides: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def resolve_group(group: Any = None) -> Any:
+    """The process group that an argument called ``group`` means.
+
+    Args:
+        group: ``None`` (the default group), a process group, or a `DeviceMesh` with one
+            dimension (take an axis of a larger one with ``mesh["axis"]``).
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise TransferError(
+            "Cannot exchange between ranks: torch.distributed is not initialised. "
+            "Call torch.distributed.init_process_group first."
+        )
+    if group is None:
+        return dist.group.WORLD
+    if hasattr(group, "get_group") and hasattr(group, "mesh_dim_names"):
+        if group.ndim != 1:
+            raise TransferError(
+                f"Cannot exchange over a mesh of {group.ndim} dimensions. Expected one: "
+                'name an axis, as in mesh["axis"].'
+            )
+        return group.get_group()
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise TransferError("Cannot exchange over a group that this rank is not part of.")
+    return group
+
+
+def use_side_group(group: Any, side: Any) -> None:
+    """Send the frames and answers of ``group`` over the gloo group ``side``.
+
+    Both groups have the same ranks in the same order.  Needed for nccl, which carries
+    device tensors only; every rank calls it, once, before the first exchange.
+    """
+    group = resolve_group(group)
+    _sides[group] = resolve_group(side)
+    _transports.pop(group, None)
+
+
+def group_rank(transport: Transport, group: Any, world: int | None, local: int | None) -> int:
+    """The rank in the group of a peer named by its world rank or its group rank.
+
+    Raises:
+        ValueError: when both or neither are given, or the rank is not in the group.
+    """
+    if (world is None) == (local is None):
+        raise ValueError(
+            "Cannot tell the peer. Expected either a rank of the world (src, dst) or a rank "
+            "of the group (group_src, group_dst), and not both."
+        )
+    if local is None:
+        assert world is not None
+        local = world
+        if isinstance(transport, TorchTransport):
+            group = resolve_group(group)
+            if group is not dist.group.WORLD:
+                try:
+                    local = dist.get_group_rank(group, world)
+                except (ValueError, RuntimeError):
+                    local = -1
+    if not 0 <= local < transport.size:
+        raise ValueError(
+            f"Cannot exchange with rank {world if world is not None else local}: it is not one "
+            f"of the {transport.size} ranks of the group."
+        )
+    return local
+
+
+def bytes_tensor(data: bytearray) -> Tensor:
+    """The bytes as a uint8 tensor that shares their memory."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(data, dtype=torch.uint8)

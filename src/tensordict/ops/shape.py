@@ -1,0 +1,440 @@
+"""Shape operations as records: what each does to a tensor, a batch size and its names.
+
+The arguments are normal (dimensions counted from the front, sizes filled in) and refer
+to the root's batch dimensions.  A nested tensordict may have more of them: those follow
+unchanged, like the trailing dimensions of a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Size, Tensor
+
+from ..core.structural import DimNames, StructuralOp, named
+
+Dims = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class View(StructuralOp):
+    """Another shape over the same memory.
+
+    Attributes:
+        shape: the new batch shape.
+        ndim: number of batch dimensions it replaces.
+    """
+
+    shape: Size
+    ndim: int
+
+    def size(self, batch: Size) -> Size:
+        return self.shape + batch[self.ndim :]
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return named([*[None] * len(self.shape), *names[self.ndim :]])
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.view(self.shape + x.shape[self.ndim :])
+
+    def inverse(self, batch: Size) -> StructuralOp:
+        return Reshape(batch, len(self.shape))
+
+
+@dataclass(slots=True)
+class Reshape(View):
+    """Another shape, a view where the memory allows it."""
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.reshape(self.shape + x.shape[self.ndim :])
+
+
+@dataclass(slots=True)
+class Flatten(StructuralOp):
+    """The dimensions from ``start`` to ``end`` (included) merged into one of ``n`` elements."""
+
+    start: int
+    end: int
+    n: int
+
+    def size(self, batch: Size) -> Size:
+        return Size([*batch[: self.start], self.n, *batch[self.end + 1 :]])
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return named([*names[: self.start], None, *names[self.end + 1 :]])
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.reshape(self.size(x.shape))
+
+    def inverse(self, batch: Size) -> StructuralOp:
+        return Unflatten(self.start, batch[self.start : self.end + 1])
+
+
+@dataclass(slots=True)
+class Unflatten(StructuralOp):
+    """One dimension cut into several; its name goes to the last of them."""
+
+    dim: int
+    sizes: Size
+
+    def size(self, batch: Size) -> Size:
+        return batch[: self.dim] + self.sizes + batch[self.dim + 1 :]
+
+    def names(self, names: DimNames) -> DimNames | None:
+        new = [None] * (len(self.sizes) - 1)
+        return named([*names[: self.dim], *new, *names[self.dim :]])
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.view(self.size(x.shape))
+
+    def inverse(self, batch: Size) -> StructuralOp:
+        return Flatten(self.dim, self.dim + len(self.sizes) - 1, batch[self.dim])
+
+
+@dataclass(slots=True)
+class Unsqueeze(StructuralOp):
+    """A dimension of size 1 inserted before ``dim``."""
+
+    dim: int
+
+    def size(self, batch: Size) -> Size:
+        return Size([*batch[: self.dim], 1, *batch[self.dim :]])
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return [*names[: self.dim], None, *names[self.dim :]]
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(self.dim)
+
+    def inverse(self, batch: Size) -> StructuralOp:
+        return Squeeze((self.dim,))
+
+
+@dataclass(slots=True)
+class Squeeze(StructuralOp):
+    """Dimensions of size 1 removed; ``dims`` in increasing order."""
+
+    dims: Dims
+
+    def size(self, batch: Size) -> Size:
+        return Size([n for i, n in enumerate(batch) if i not in self.dims])
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return named([name for i, name in enumerate(names) if i not in self.dims])
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.squeeze(self.dims)
+
+    def inverse(self, batch: Size) -> StructuralOp:
+        shape = Size([n for i, n in enumerate(batch) if i not in self.dims])
+        return Reshape(batch, len(shape)) if len(self.dims) != 1 else Unsqueeze(self.dims[0])
+
+
+@dataclass(slots=True)
+class Permute(StructuralOp):
+    """The batch dimensions in another order: dimension ``i`` of the result was ``dims[i]``."""
+
+    dims: Dims
+
+    def size(self, batch: Size) -> Size:
+        return Size([batch[i] for i in self.dims]) + batch[len(self.dims) :]
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return [*[names[i] for i in self.dims], *names[len(self.dims) :]]
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.permute(self.dims + tuple(range(len(self.dims), x.ndim)))
+
+    def inverse(self, batch: Size) -> StructuralOp:
+        back = [0] * len(self.dims)
+        for i, dim in enumerate(self.dims):
+            back[dim] = i
+        return Permute(tuple(back))
+
+
+@dataclass(slots=True)
+class Transpose(StructuralOp):
+    """Two batch dimensions swapped."""
+
+    dim0: int
+    dim1: int
+
+    def size(self, batch: Size) -> Size:
+        return Size(_swapped(batch, self.dim0, self.dim1))
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return _swapped(names, self.dim0, self.dim1)
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.transpose(self.dim0, self.dim1)
+
+    def inverse(self, batch: Size) -> StructuralOp:
+        return self
+
+
+@dataclass(slots=True)
+class Expand(StructuralOp):
+    """Dimensions of size 1 repeated, and new ones in front, without a copy.
+
+    Attributes:
+        shape: the new batch shape, without -1.
+        ndim: number of batch dimensions before.
+    """
+
+    shape: Size
+    ndim: int
+
+    def size(self, batch: Size) -> Size:
+        return self.shape + batch[self.ndim :]
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return [*[None] * (len(self.shape) - self.ndim), *names]
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.expand(self.shape + x.shape[self.ndim :])
+
+
+@dataclass(slots=True)
+class Broadcast(Expand):
+    """`Expand` that drops the names of the batch dimensions."""
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return named([*[None] * len(self.shape), *names[self.ndim :]])
+
+
+@dataclass(slots=True)
+class Narrow(StructuralOp):
+    """``length`` rows of a dimension from ``start`` on."""
+
+    dim: int
+    start: int
+    length: int
+
+    def size(self, batch: Size) -> Size:
+        return Size([*batch[: self.dim], self.length, *batch[self.dim + 1 :]])
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return names
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.narrow(self.dim, self.start, self.length)
+
+
+@dataclass(slots=True)
+class Pick(StructuralOp):
+    """One row of a dimension, which goes."""
+
+    keeps_lock = False
+
+    dim: int
+    row: int
+
+    def size(self, batch: Size) -> Size:
+        return batch[: self.dim] + batch[self.dim + 1 :]
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return named([*names[: self.dim], *names[self.dim + 1 :]])
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.select(self.dim, self.row)
+
+
+@dataclass(slots=True)
+class Roll(StructuralOp):
+    """Rows shifted around along dimensions."""
+
+    shifts: Dims
+    dims: Dims
+
+    def size(self, batch: Size) -> Size:
+        return batch
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return names
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.roll(self.shifts, self.dims)
+
+
+@dataclass(slots=True)
+class RollFlat(StructuralOp):
+    """Rows shifted around in the flattened batch of ``ndim`` dimensions."""
+
+    shift: int
+    ndim: int
+
+    def size(self, batch: Size) -> Size:
+        return batch
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return names
+
+    def leaf(self, x: Tensor) -> Tensor:
+        if self.ndim < 2:
+            return x.roll(self.shift, 0) if self.ndim else x.clone()
+        return x.flatten(0, self.ndim - 1).roll(self.shift, 0).view(x.shape)
+
+
+@dataclass(slots=True)
+class Flip(StructuralOp):
+    """Reversed along dimensions."""
+
+    dims: Dims
+
+    def size(self, batch: Size) -> Size:
+        return batch
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return names
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.flip(self.dims)
+
+
+@dataclass(slots=True)
+class Rot90(StructuralOp):
+    """Rotated ``k`` quarter turns in the plane of two dimensions."""
+
+    k: int
+    dims: Dims
+
+    def size(self, batch: Size) -> Size:
+        return Size(_swapped(batch, *self.dims)) if self.k % 2 else batch
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return _swapped(names, *self.dims) if self.k % 2 else names
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.rot90(self.k, self.dims)
+
+
+@dataclass(slots=True)
+class Repeat(StructuralOp):
+    """Each batch dimension tiled ``repeats[i]`` times."""
+
+    repeats: Dims
+
+    def size(self, batch: Size) -> Size:
+        n = len(self.repeats)
+        return Size([a * b for a, b in zip(batch, self.repeats)]) + batch[n:]
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return names
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.repeat(self.repeats + (1,) * (x.ndim - len(self.repeats)))
+
+
+@dataclass(slots=True)
+class Tile(StructuralOp):
+    """As `Repeat`, with new dimensions in front where ``repeats`` is longer than the batch.
+
+    Attributes:
+        repeats: one factor per dimension of the result, at least ``ndim`` of them.
+        ndim: number of batch dimensions before.
+    """
+
+    repeats: Dims
+    ndim: int
+
+    def size(self, batch: Size) -> Size:
+        new = len(self.repeats) - self.ndim
+        head = [1] * new + list(batch[: self.ndim])
+        return Size([a * b for a, b in zip(head, self.repeats)]) + batch[self.ndim :]
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return named([*[None] * len(self.repeats), *names[self.ndim :]])
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return x.repeat(self.repeats + (1,) * (x.ndim - self.ndim))
+
+
+@dataclass(slots=True, eq=False)
+class RepeatInterleave(StructuralOp):
+    """Each row of a dimension repeated; ``total`` rows come out."""
+
+    repeats: int | Tensor
+    dim: int
+    total: int
+
+    def size(self, batch: Size) -> Size:
+        return Size([*batch[: self.dim], self.total, *batch[self.dim + 1 :]])
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return names
+
+    def leaf(self, x: Tensor) -> Tensor:
+        repeats = self.repeats
+        if isinstance(repeats, int):
+            return x.repeat_interleave(repeats, self.dim, output_size=self.total)
+        if repeats.device != x.device:
+            repeats = repeats.to(x.device)
+        return x.repeat_interleave(repeats, self.dim, output_size=self.total)
+
+
+@dataclass(slots=True, eq=False)
+class Gather(StructuralOp):
+    """``torch.gather`` along a dimension by an index of the batch's rank."""
+
+    keeps_lock = False
+
+    dim: int
+    index: Tensor
+
+    def size(self, batch: Size) -> Size:
+        return self.index.shape + batch[self.index.ndim :]
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return names
+
+    def leaf(self, x: Tensor) -> Tensor:
+        index = self.index
+        if index.device != x.device:
+            index = index.to(x.device)
+        n = index.ndim
+        if x.ndim > n:
+            tail = x.shape[n:]
+            index = index.view(index.shape + (1,) * len(tail)).expand(index.shape + tail)
+        return x.gather(self.dim, index)
+
+
+@dataclass(slots=True)
+class Pad(StructuralOp):
+    """Rows of ``value`` before and after each batch dimension.
+
+    Attributes:
+        pads: (before, after) for the leading dimensions.
+        value: what the new rows hold; None in non-tensor entries.
+    """
+
+    keeps_lock = False
+
+    pads: tuple[tuple[int, int], ...]
+    value: float
+
+    def size(self, batch: Size) -> Size:
+        head = [a + n + b for n, (a, b) in zip(batch, self.pads)]
+        return Size(head) + batch[len(head) :]
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return names
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return self._padded(x, self.value)
+
+    def rows(self, x: Tensor) -> Tensor:
+        return self._padded(x, -1)
+
+    def _padded(self, x: Tensor, value: float) -> Tensor:
+        widths = [0, 0] * (x.ndim - len(self.pads))
+        for before, after in reversed(self.pads):
+            widths += (before, after)
+        return torch.nn.functional.pad(x, widths, value=value)
+
+
+def _swapped(items: Sequence, i: int, j: int) -> list:
+    out = list(items)
+    out[i], out[j] = out[j], out[i]
+    return out

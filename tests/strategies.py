@@ -1,0 +1,157 @@
+"""Random trees for property tests: nested, without batch, of size zero, of mixed dtypes.
+
+``trees()`` draws tensordicts; `check_tree` says that one is consistent; `per_leaf` is the
+truth that operations are compared with: the same operation on every tensor by itself.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
+FLOATS = (torch.float32, torch.float64)
+KEYS = ("a", "b", "c", "d", "e")
+
+_CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+# One profile for the gate, one for runs marked slow: the same tests, more examples.
+gate = settings(max_examples=25, deadline=None, suppress_health_check=_CHECKS)
+slow = settings(
+    max_examples=int(os.environ.get("SLOW_EXAMPLES", "300")),
+    deadline=None,
+    suppress_health_check=_CHECKS,
+)
+
+
+def sizes(min_dims: int = 0, max_dims: int = 3, min_side: int = 0, max_side: int = 3):
+    """Shapes as tuples."""
+    side = st.integers(min_side, max_side)
+    return st.lists(side, min_size=min_dims, max_size=max_dims).map(tuple)
+
+
+def numbered(shape, dtype=torch.float32) -> Tensor:
+    """A tensor whose elements tell where they were (as far as the dtype can)."""
+    n = int(np.prod(shape, dtype=np.int64))
+    return (torch.arange(n) % 127).reshape(tuple(shape)).to(dtype)
+
+
+@st.composite
+def dim_names(draw, ndim: int):
+    """Names for some of the dimensions, or None."""
+    if not draw(st.booleans()):
+        return None
+    return [name if draw(st.booleans()) else None for name in "xyzuvw"[:ndim]]
+
+
+@st.composite
+def trees(
+    draw,
+    batch=None,
+    dtypes=DTYPES,
+    depth: int = 2,
+    names: bool = True,
+    non_tensor: bool = True,
+    min_leaves: int = 0,
+    min_dims: int = 0,
+    max_dims: int = 3,
+    min_side: int = 0,
+    max_side: int = 3,
+):
+    """A `TensorDict` of random structure.
+
+    Args:
+        batch: the batch size, a tuple or a strategy; drawn when None.
+        dtypes: the leaves' dtypes.
+        depth: levels below the root.
+        names: whether some dimensions may have names.
+        non_tensor: whether non-tensor entries may occur.
+        min_leaves: tensors that the root has at least.
+        min_dims, max_dims, min_side, max_side: of the drawn batch.
+    """
+    if batch is None:
+        batch = sizes(min_dims, max_dims, min_side, max_side)
+    if isinstance(batch, st.SearchStrategy):
+        batch = draw(batch)
+    entries = {}
+    keys = draw(st.lists(st.sampled_from(KEYS), unique=True, min_size=min_leaves, max_size=4))
+    for i, key in enumerate(keys):
+        kinds = ["tensor"] * 3 + ["node"] * (depth > 0) + ["value", "values"] * non_tensor
+        kind = "tensor" if i < min_leaves else draw(st.sampled_from(kinds))
+        if kind == "tensor":
+            shape = (*batch, *draw(sizes(0, 2, 0, 2)))
+            entries[key] = numbered(shape, draw(st.sampled_from(dtypes)))
+        elif kind == "node":
+            inner = (*batch, *draw(sizes(0, 1, 0, 2)))
+            entries[key] = draw(trees(inner, dtypes, depth - 1, names, non_tensor))
+        elif kind == "value":
+            entries[key] = NonTensorData(f"value of {key}", batch_size=batch)
+        else:
+            values = np.empty(batch, dtype=object)
+            for where in np.ndindex(values.shape):
+                values[where] = f"{key}{where}"
+            entries[key] = (
+                NonTensorStack._new(values, None)
+                if batch
+                else NonTensorData(values[()], batch_size=[])
+            )
+    given = draw(dim_names(len(batch))) if names else None
+    return TensorDict(entries, batch_size=batch, names=given)
+
+
+def check_tree(td: TensorDictBase) -> None:
+    """Assert what holds for every tree: sizes, names, devices of what is below fit."""
+    batch = td.batch_size
+    assert type(batch) is torch.Size
+    assert len(td.names) == len(batch)
+    assert td._dim_names is None or any(name is not None for name in td._dim_names)
+    for key, entry in td.items():
+        shape = entry.shape
+        assert shape[: len(batch)] == batch, (key, shape, batch)
+        if isinstance(entry, TensorDictBase):
+            assert entry.device == td.device
+            check_tree(entry)
+
+
+def flat(td: TensorDictBase) -> dict:
+    """Path -> tensor or non-tensor entry, for comparing."""
+    out = {}
+    for key, entry in td.items():
+        if isinstance(entry, TensorDictBase):
+            out.update({(key, *path): x for path, x in flat(entry).items()})
+        else:
+            out[(key,)] = entry
+    return out
+
+
+def same_tensor(a: Tensor, b: Tensor) -> bool:
+    """Equal in shape, dtype and every element; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) if a.numel() else True
+
+
+def check_per_leaf(td: TensorDictBase, result: TensorDictBase, fn) -> None:
+    """Assert that ``result`` is ``fn(tensor)`` of every tensor of ``td``, with the same keys."""
+    before, after = flat(td), flat(result)
+    assert list(before) == list(after)
+    for path, x in before.items():
+        if isinstance(x, Tensor):
+            assert same_tensor(after[path], fn(x)), (path, after[path], fn(x))
+    check_tree(result)
