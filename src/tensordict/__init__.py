@@ -1,11 +1,13 @@
 """A dict of torch tensors that behaves like one tensor."""
 
+from . import _pytree as _pytree  # registers the nodes
 from ._keys import unravel_key, unravel_key_list, unravel_key_to_tuple
 from ._typing import NestedKey
 from .containers.base import TensorDictBase
 from .containers.dense import TensorDict
 from .core.leaf import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from .ops.combine import cat, stack
+from .ops.convert import is_tensor_collection
 from .ops.keys import default_is_leaf, is_leaf_nontensor
 
 __version__ = "0.16.0"
@@ -21,6 +23,7 @@ __all__ = [
     "cat",
     "default_is_leaf",
     "is_leaf_nontensor",
+    "is_tensor_collection",
     "stack",
     "unravel_key",
     "unravel_key_list",

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.undo import begin, leave
 from ..distributed.methods import DistributedMethods
+from ..modules.methods import ModuleMethods
 from ..ops.apply import ApplyMethods
 from ..ops.autograd import AutogradMethods
 from ..ops.compare import CompareMethods
+from ..ops.convert import ConvertMethods
 from ..ops.dispatch import DispatchMethods
 from ..ops.display import DisplayMethods
 from ..ops.mapping import MappingMethods
@@ -33,7 +35,9 @@ class TensorDictBase(
     CompareMethods,
     ReductionMethods,
     AutogradMethods,
+    ConvertMethods,
     DisplayMethods,
+    ModuleMethods,
     DispatchMethods,
     StorageMethods,
     DistributedMethods,
@@ -48,7 +52,7 @@ class TensorDictBase(
         return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        leave(self, failed=kind is not None)  # a failed block writes nothing back
+        leave(self, failed=kind is not None)
 
 
 # Mappings by duty, not by inheritance: ABCMeta would slow every isinstance in a hot loop.

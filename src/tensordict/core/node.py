@@ -16,6 +16,7 @@ import torch
 from torch import Size, Tensor
 
 from .leaf import Leaf
+from .registry import announce
 from .structural import DimNames, DividingOp, StructuralOp
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class Node:
     _dim_names: DimNames | None
     _lock: LockState | None
     _undo: Undo | None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        announce(cls)
 
     # --- primitives: one level ---------------------------------------------------
 

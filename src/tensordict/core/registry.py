@@ -6,6 +6,8 @@ message) asks here.  A name that came from outside is looked up, never imported.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,6 +22,8 @@ C = TypeVar("C", bound=type)
 
 _nodes: dict[str, type[Node]] = {}
 _leaves: dict[str, type[Leaf]] = {}
+_classes: weakref.WeakSet[type[Node]] = weakref.WeakSet()
+_watchers: list[Callable[[type[Node]], None]] = []
 
 
 def register_node(cls: C) -> C:
@@ -56,6 +60,20 @@ def leaf_class(kind: str) -> Any:
 def node_kinds() -> tuple[str, ...]:
     """The names of all node kinds."""
     return tuple(_nodes)
+
+
+def watch_nodes(fn: Callable[[type[Node]], None]) -> None:
+    """Call ``fn`` with every node class that is registered or subclassed, now and later."""
+    _watchers.append(fn)
+    for cls in list(_classes):
+        fn(cls)
+
+
+def announce(cls: type[Node]) -> None:
+    """Tell the watchers of a new node class (called by ``Node.__init_subclass__``)."""
+    _classes.add(cls)
+    for fn in _watchers:
+        fn(cls)
 
 
 def _find(table: dict[str, Any], kind: str, what: str) -> Any:

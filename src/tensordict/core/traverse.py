@@ -173,6 +173,29 @@ def _same_memory(a: Entry, b: Entry) -> bool:
         return False
 
 
+def fold(
+    node: Node,
+    on_entry: Callable[[Tensor | Leaf], Any],
+    on_node: Callable[[Any, dict[str, Any]], Any],
+) -> Any:
+    """A value made from the bottom up.
+
+    Args:
+        node: the tree.
+        on_entry: the value of an entry that is not a node.
+        on_node: the value of a node, from the node and the values of its entries by name.
+
+    >>> from tensordict import TensorDict
+    >>> fold(TensorDict(a=1, n={"b": 2}), int, lambda node, values: values)
+    {'a': 1, 'n': {'b': 2}}
+    """
+    values = {
+        name: fold(entry, on_entry, on_node) if isinstance(entry, Node) else on_entry(entry)
+        for name, entry in node._items()
+    }
+    return on_node(node, values)
+
+
 def leaves_like(node: Node, other: Node) -> list[Tensor]:
     """The tensors of ``other`` in the order of ``leaves(node)``, matched by key.
 

@@ -25,21 +25,36 @@ class Undo:
         entered: Blocks on the result that have begun; with none there is nothing to undo.
         outer: The undo of a block that the result is in already (``with a.to(...) as b:
             b.unlock_()``), which must not be forgotten.
+        always: Write back also when the block raised.
     """
 
-    __slots__ = ("entered", "outer", "source", "write_back")
+    __slots__ = ("always", "entered", "outer", "source", "write_back")
 
-    def __init__(self, source: Node, write_back: WriteBack, outer: Undo | None) -> None:
-        self.source = weakref.ref(source)
+    def __init__(
+        self,
+        source: Node | None,
+        write_back: WriteBack,
+        outer: Undo | None = None,
+        always: bool = False,
+    ) -> None:
+        self.source = None if source is None else weakref.ref(source)
+        self.always = always
         self.write_back = write_back
         self.outer = outer
         self.entered = 0
 
 
-def remember(result: Any, source: Node, write_back: WriteBack) -> Any:
-    """Give ``result`` the way back into ``source``; returns ``result``."""
+def remember(result: Any, source: Node, write_back: WriteBack, always: bool = False) -> Any:
+    """Give ``result`` the way back into ``source``; returns ``result``.
+
+    Args:
+        result: what the ``with`` block works on.
+        source: what it came from.
+        write_back: called with the source and the result when the block ends.
+        always: also when the block raised.
+    """
     if not torch.compiler.is_compiling():  # weak references do not trace; blocks there see no undo
-        result._undo = Undo(source, write_back, _entered(result._undo))
+        result._undo = Undo(source, write_back, _entered(result._undo), always)
     return result
 
 
@@ -55,7 +70,7 @@ def begin(result: Node) -> None:
 
 
 def leave(result: Node, failed: bool = False) -> None:
-    """Write ``result`` back at the end of its block, unless it ``failed``."""
+    """Write ``result`` back at the end of its block; a failed one only if ``always``."""
     undo = _entered(result._undo)
     if undo is None:
         result._undo = None
@@ -65,10 +80,10 @@ def leave(result: Node, failed: bool = False) -> None:
         result._undo = undo
         return
     result._undo = undo.outer
-    if failed:
+    if failed and not undo.always:
         return
-    source = undo.source()
-    if source is None:
+    source = None if undo.source is None else undo.source()
+    if source is None and undo.source is not None:
         raise TensorDictError(
             "Cannot write the block back: the tensordict it came from is gone. "
             "Keep a reference to it while the block runs."

@@ -233,7 +233,7 @@ class MetadataMethods(Node):
         """Forbid adding, replacing and removing entries, here and below; context manager."""
         was = self._lock is not None
         locking.lock(self)
-        out: Self = remember(self, self, _locked if was else _unlocked)
+        out: Self = remember(self, self, _locked if was else _unlocked, always=True)
         return out
 
     def unlock_(self) -> Self:
@@ -244,7 +244,7 @@ class MetadataMethods(Node):
         """
         was = self._lock is not None
         locking.unlock(self)
-        out: Self = remember(self, self, _locked if was else _unlocked)
+        out: Self = remember(self, self, _locked if was else _unlocked, always=True)
         return out
 
     # --- contents ---------------------------------------------------------------------

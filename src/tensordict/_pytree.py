@@ -1,0 +1,214 @@
+"""Tensordicts as nodes of ``torch.utils._pytree``, so that vmap, export and others look inside.
+
+Whoever flattens a tensordict may give back other leaves: `torch.vmap` takes a dimension
+away or adds one, chunks shorten one, a user's ``tree_map`` does anything.  The context
+keeps what the leaves looked like; `_batch_after` finds out what became of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch.utils import _pytree
+
+from .containers.dense import TensorDict
+from .core.leaf import Leaf, NonTensorData
+from .core.node import Node
+from .core.registry import watch_nodes
+from .core.structural import DimNames
+from .core.traverse import leaves
+
+
+class Mapped(NonTensorData):
+    """Whatever else than a tensor an entry was mapped to; flattens back to that value."""
+
+    __slots__ = ()
+
+    kind = "mapped"
+
+
+class Context:
+    """What a node is beside its leaves; equal for trees that can be mapped together.
+
+    Attributes:
+        cls: the class of the node.
+        keys: the names of the entries that are tensors or nodes, in insertion order.
+        others: name, value and position of the entries that are neither.
+        batch_size, dim_names, device: metadata of the node (take no part in equality).
+        shapes: shapes of the tensors and batch sizes of the nodes under ``keys``; None for others.
+    """
+
+    __slots__ = ("batch_size", "cls", "device", "dim_names", "keys", "others", "shapes")
+
+    def __init__(self, node: Any, keys: list[str], shapes: list[Size | None], others: Any) -> None:
+        self.cls = type(node)
+        self.keys = keys
+        self.others = others
+        self.shapes = shapes
+        self.batch_size = node._batch_size
+        self.dim_names = node._dim_names
+        self.device = node._device
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Context) and (self.cls, self.keys) == (other.cls, other.keys)
+
+    def __hash__(self) -> int:
+        return hash((self.cls, tuple(self.keys)))
+
+    def __repr__(self) -> str:
+        return f"{self.cls.__name__}(keys={self.keys}, batch_size={self.batch_size})"
+
+
+def _flatten(node: Any) -> tuple[list[Any], Context]:
+    keys: list[str] = []
+    values: list[Any] = []
+    shapes: list[Size | None] = []
+    others: list[tuple[str, Leaf, int]] = []
+    for name, entry in node._items():
+        if type(entry) is Mapped:
+            keys.append(name)
+            values.append(entry._data)
+            shapes.append(None)
+            continue
+        if isinstance(entry, Leaf):
+            others.append((name, entry, len(keys)))
+            continue
+        keys.append(name)
+        values.append(entry)
+        shapes.append(entry.shape if isinstance(entry, Tensor) else entry._batch_size)
+    return values, Context(node, keys, shapes, others)
+
+
+def _flatten_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Context]:
+    values, context = _flatten(node)
+    return [(_pytree.MappingKey(k), v) for k, v in zip(context.keys, values)], context
+
+
+def _unflatten(values: Iterable[Any], context: Context) -> Any:
+    values = list(values)
+    batch, names = _batch_after(values, context)
+    entries: dict[str, Any] = {}
+    others = list(context.others)
+    for i, (name, value) in enumerate(zip(context.keys, values)):
+        while others and others[0][2] <= i:
+            _put_other(entries, others.pop(0), batch)
+        entries[name] = _fitted(value, batch, context)
+    for other in others:
+        _put_other(entries, other, batch)
+    return context.cls._new(entries, batch, names, context.device)
+
+
+def _fitted(value: Any, batch: Size, context: Context) -> Any:
+    """What is stored for a value that an entry was mapped to."""
+    if isinstance(value, (Tensor, Leaf)):
+        return value
+    if isinstance(value, Node):
+        # Without leaves a node cannot know what became of the batch: it follows its parent.
+        return value if value._batch_size[: len(batch)] == batch else value._like({}, batch, None)
+    return Mapped._new(value, batch, context.device)
+
+
+def _put_other(entries: dict[str, Any], other: tuple[str, Leaf, int], batch: Size) -> None:
+    name, leaf, _ = other
+    if isinstance(leaf, NonTensorData):
+        leaf = leaf._with(batch, leaf._device)
+    elif leaf._batch_size[: len(batch)] != batch:
+        # One value per row, and other rows than before: the rows can only be kept as a value.
+        leaf = NonTensorData._new(leaf._value(), batch, leaf._device)
+    entries[name] = leaf
+
+
+def _batch_after(values: Sequence[Any], context: Context) -> tuple[Size, DimNames | None]:
+    """The batch size and dimension names of a node that gets other leaves."""
+    batch, names = context.batch_size, context.dim_names
+    pairs = [
+        (old, new.shape if isinstance(new, Tensor) else new._batch_size, new)
+        for old, new in zip(context.shapes, values)
+        if old is not None and (isinstance(new, Tensor) or (isinstance(new, Node) and leaves(new)))
+    ]
+    grown = {len(new) - len(old) for old, new, _ in pairs}
+    if not grown or grown == {0}:
+        return _same_rank(batch, names, [new for _, new, _ in pairs])
+    if grown == {-1}:
+        dim = _dim_taken(pairs)
+        if dim is not None and dim < len(batch):
+            left = None if names is None else _unless_empty([*names[:dim], *names[dim + 1 :]])
+            return Size([*batch[:dim], *batch[dim + 1 :]]), left
+        if dim is not None:
+            return batch, names
+    if grown == {1}:
+        dim = _dim_added(pairs, len(batch))
+        if dim is not None:
+            size = pairs[0][1][dim]
+            more = None if names is None else [*names[:dim], None, *names[dim:]]
+            return Size([*batch[:dim], size, *batch[dim:]]), more
+    return _same_rank(batch, names, [batch, *(new for _, new, _ in pairs)])
+
+
+def _same_rank(
+    batch: Size, names: DimNames | None, shapes: Sequence[Size]
+) -> tuple[Size, DimNames | None]:
+    """The leading dimensions that all shapes share, at most as many as the batch had."""
+    n = len(batch)
+    if all(shape[:n] == batch for shape in shapes):
+        return batch, names
+    first = shapes[-1]
+    while n and not all(shape[:n] == first[:n] for shape in shapes):
+        n -= 1
+    return first[:n], names if n == len(batch) else None
+
+
+def _dim_taken(pairs: Sequence[tuple[Size, Size, Any]]) -> int | None:
+    """The dimension that every leaf lost."""
+    fits = [
+        dim
+        for dim in range(len(pairs[0][0]))
+        if all(new == old[:dim] + old[dim + 1 :] for old, new, _ in pairs)
+    ]
+    leaf = pairs[0][2]
+    # Sizes alone cannot tell the dimensions of a square apart, but vmap knows which it took.
+    if len(fits) > 1 and isinstance(leaf, Tensor) and not torch.compiler.is_compiling():
+        taken = torch._C._functorch.maybe_get_bdim(leaf)
+        if taken in fits:
+            return taken
+    return fits[0] if fits else None
+
+
+def _dim_added(pairs: Sequence[tuple[Size, Size, Any]], limit: int) -> int | None:
+    """The dimension that every leaf gained, one of the first ``limit + 1``."""
+    size_at = pairs[0][1]
+    for dim in range(min(limit + 1, len(size_at))):
+        if all(
+            dim < len(new) and new == Size([*old[:dim], size_at[dim], *old[dim:]])
+            for old, new, _ in pairs
+        ):
+            return dim
+    return None
+
+
+def _unless_empty(names: DimNames) -> DimNames | None:
+    return names if any(name is not None for name in names) else None
+
+
+def register(
+    cls: type,
+    flatten: Callable[[Any], Any] = _flatten,
+    unflatten: Callable[[Iterable[Any], Any], Any] = _unflatten,
+    flatten_with_keys: Callable[[Any], Any] = _flatten_with_keys,
+) -> None:
+    """Make a class a pytree node; torch looks classes up by identity, so each needs it."""
+    if cls not in _pytree.SUPPORTED_NODES:
+        _pytree.register_pytree_node(
+            cls, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys
+        )
+
+
+def _register_dense(cls: type) -> None:
+    if issubclass(cls, TensorDict):
+        register(cls)
+
+
+watch_nodes(_register_dense)
