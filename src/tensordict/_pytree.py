@@ -19,7 +19,7 @@ from .core.leaf import Leaf, NonTensorData
 from .core.node import Node
 from .core.registry import watch_nodes
 from .core.structural import DimNames
-from .core.traverse import leaves
+from .core.traverse import fold, leaves
 
 
 class Mapped(NonTensorData):
@@ -94,10 +94,10 @@ def _unflatten(values: Iterable[Any], context: Context) -> Any:
     others = list(context.others)
     for i, (name, value) in enumerate(zip(context.keys, values)):
         while others and others[0][2] <= i:
-            _put_other(entries, others.pop(0), batch)
+            other, leaf, _ = others.pop(0)
+            entries[other] = _fitted_leaf(leaf, batch)
         entries[name] = _fitted(value, batch, context)
-    for other in others:
-        _put_other(entries, other, batch)
+    entries.update((other, _fitted_leaf(leaf, batch)) for other, leaf, _ in others)
     return context.cls._new(entries, batch, names, context.device)
 
 
@@ -107,18 +107,23 @@ def _fitted(value: Any, batch: Size, context: Context) -> Any:
         return value
     if isinstance(value, Node):
         # Without leaves a node cannot know what became of the batch: it follows its parent.
-        return value if value._batch_size[: len(batch)] == batch else value._like({}, batch, None)
+        if batch == context.batch_size or leaves(value):
+            return value
+        return fold(
+            value,
+            lambda leaf: _fitted_leaf(leaf, batch),  # type: ignore[arg-type]
+            lambda node, entries: node._like(entries, batch, None),
+        )
     return Mapped._new(value, batch, context.device)
 
 
-def _put_other(entries: dict[str, Any], other: tuple[str, Leaf, int], batch: Size) -> None:
-    name, leaf, _ = other
+def _fitted_leaf(leaf: Leaf, batch: Size) -> Leaf:
     if isinstance(leaf, NonTensorData):
-        leaf = leaf._with(batch, leaf._device)
-    elif leaf._batch_size[: len(batch)] != batch:
-        # One value per row, and other rows than before: the rows can only be kept as a value.
-        leaf = NonTensorData._new(leaf._value(), batch, leaf._device)
-    entries[name] = leaf
+        return leaf._with(batch, leaf._device)
+    if leaf._batch_size[: len(batch)] == batch:
+        return leaf
+    # One value per row, and other rows than before: the rows can only be kept as a value.
+    return NonTensorData._new(leaf._value(), batch, leaf._device)
 
 
 def _batch_after(values: Sequence[Any], context: Context) -> tuple[Size, DimNames | None]:

@@ -11,6 +11,11 @@ from tensordict import TensorDict
 from tensordict.modules.state import nested
 
 
+def plain(module):
+    """A copy of the values of a module, without grad."""
+    return TensorDict.from_module(module)._map(lambda x: x.detach().clone())
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -80,7 +85,7 @@ def test_options_of_from_module():
 def test_a_block_runs_the_module_on_the_tree_and_restores_it():
     module = mlp().eval()
     before = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    params = TensorDict.from_module(module).data.clone().apply(lambda x: x + 1)
+    params = plain(module)._map(lambda x: x + 1)
     x = torch.randn(5, 3)
     flat = dict(params.flatten_keys(".").items())
     expected = functional_call(module, flat, (x,))
@@ -97,8 +102,8 @@ def test_a_block_runs_the_module_on_the_tree_and_restores_it():
 
 def test_gradients_reach_the_tree():
     module = nn.Linear(3, 2)
-    params = TensorDict.from_module(module).data.clone().requires_grad_()
-    doubled = params.apply(lambda x: x * 2)
+    params = plain(module)._map(lambda x: x.requires_grad_())
+    doubled = params._map(lambda x: x * 2)
     with doubled.to_module(module):
         module(torch.ones(3)).sum().backward()
     assert torch.equal(params["weight"].grad, torch.full((2, 3), 2.0))
@@ -109,7 +114,7 @@ def test_a_block_that_raises_restores_the_module():
     module = mlp()
     before = objects(module)
     with pytest.raises(ValueError, match="inside"):
-        with TensorDict.from_module(module).data.clone().to_module(module):
+        with plain(module).to_module(module):
             assert objects(module).isdisjoint(before)
             raise ValueError("inside")
     assert objects(module) == before
@@ -118,16 +123,18 @@ def test_a_block_that_raises_restores_the_module():
 def test_tied_weights_come_back_tied():
     module = Tied()
     weight = module.embed.weight
-    params = TensorDict.from_module(module).data.clone()
+    params = plain(module)
     with params.to_module(module):
         assert module.embed.weight is params["embed", "weight"]
+        assert module.head.weight is params["again", "weight"], "the last name wins"
     assert module.embed.weight is module.head.weight is module.again.weight is weight
 
 
 def test_outside_a_block_plain_tensors_become_parameters():
     module = Tied()
     names, keys = [n for n, _ in module.named_parameters()], list(module.state_dict())
-    data = TensorDict.from_module(module).data
+    data = TensorDict.from_module(module)._map(lambda x: x.data)
+    data["head", "weight"] = data["again", "weight"] = data["embed", "weight"]
     former = data.to_module(module)
     assert isinstance(module.embed.weight, nn.Parameter) and module.embed.weight.requires_grad
     assert module.embed.weight.data_ptr() == data["embed", "weight"].data_ptr()
@@ -139,7 +146,7 @@ def test_outside_a_block_plain_tensors_become_parameters():
 
 def test_a_frozen_parameter_stays_frozen():
     module = nn.Linear(2, 2).requires_grad_(False)
-    TensorDict.from_module(module).data.clone().to_module(module)
+    plain(module).to_module(module)
     assert isinstance(module.weight, nn.Parameter) and not module.weight.requires_grad
 
 
@@ -154,7 +161,7 @@ def test_missing_entries_leave_the_module_alone():
 def test_extra_entries_are_named_and_nothing_changes():
     module = mlp()
     before = objects(module)
-    td = TensorDict.from_module(module).data.clone()
+    td = plain(module)
     td["0", "extra"] = torch.zeros(1)
     td["nowhere", "x"] = torch.zeros(1)
     with pytest.raises(KeyError) as err:
@@ -166,7 +173,7 @@ def test_extra_entries_are_named_and_nothing_changes():
 def test_inplace_copies_into_the_parameters():
     module = mlp()
     before = objects(module)
-    ones = TensorDict.from_module(module).data.clone().apply(torch.ones_like)
+    ones = plain(module)._map(torch.ones_like)
     with ones.to_module(module, inplace=True) as former:
         assert objects(module) == before and bool((module[0].weight == 1).all())
         assert not bool((former["0", "weight"] == 1).all())
@@ -177,7 +184,7 @@ def test_inplace_copies_into_the_parameters():
 
 def test_inplace_with_other_shapes_changes_nothing():
     module = mlp()
-    bad = TensorDict.from_module(module).data.clone().apply(torch.ones_like)
+    bad = plain(module)._map(torch.ones_like)
     bad["3", "bias"] = torch.ones(7)
     weight = module[0].weight.clone()
     with pytest.raises(RuntimeError, match=r"\[2\] in the module, \[7\] given"):
@@ -198,7 +205,7 @@ def test_swap_dest_and_no_swap():
 def test_through_the_state_dict(inplace):
     module = mlp()
     weight = module[0].weight.detach().clone()
-    zero = TensorDict.from_module(module).data.clone().zero_()
+    zero = plain(module)._map(torch.zeros_like)
     seen = []
     module.register_load_state_dict_post_hook(lambda *_: seen.append(1))
     with zero.to_module(module, use_state_dict=True, inplace=inplace):
@@ -211,7 +218,7 @@ def test_through_the_state_dict(inplace):
 def test_classes_that_cache_their_weights():
     rnn = nn.LSTM(2, 3)
     names = list(rnn.state_dict())
-    zero = TensorDict.from_module(rnn).data.clone().zero_()
+    zero = plain(rnn)._map(torch.zeros_like)
     x = torch.ones(1, 1, 2)
     before = rnn(x)[0]
     with zero.to_module(rnn):
@@ -291,15 +298,15 @@ def test_compiled_functional_call():
         with params.to_module(module):
             return module(x)
 
-    params = TensorDict.from_module(module).data.clone().zero_()
+    params = plain(module)._map(torch.zeros_like)
     compiled = torch.compile(call, backend="eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(3), params), torch.zeros(2))
     assert objects(module) == before
-    two = params.apply(lambda x: x + 1)
+    two = params._map(lambda x: x + 1)
     assert torch.equal(compiled(torch.ones(3), two), call(torch.ones(3), two))
 
     def own(x):
-        with TensorDict.from_module(module).apply(lambda p: p * 2).to_module(module):
+        with TensorDict.from_module(module)._map(lambda p: p * 2).to_module(module):
             return module(x)
 
     assert torch.equal(
