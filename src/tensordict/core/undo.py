@@ -58,6 +58,12 @@ def remember(result: Any, source: Node, write_back: WriteBack, always: bool = Fa
     return result
 
 
+def itself(node: Any) -> Any:
+    """``node`` as the result of an operation without effect: a block on it writes nothing back."""
+    # Without a way back there is nothing to hide from the block.
+    return node if node._undo is None else remember(node, node, _nothing)
+
+
 def begin(result: Node) -> None:
     """The block on ``result`` begins: tell a write-back that compares before and after."""
     undo = result._undo
@@ -96,3 +102,7 @@ def _entered(undo: Undo | None) -> Undo | None:
     while undo is not None and not undo.entered:
         undo = undo.outer
     return undo
+
+
+def _nothing(source: Any, result: Any) -> None:
+    pass

@@ -14,7 +14,7 @@ from ..core.node import Node
 from ..core.sizes import as_size, infer, shape_args, wrap_dim, wrap_dims
 from ..core.structural import StructuralOp
 from ..core.torch_function import as_methods, implements
-from ..core.undo import remember
+from ..core.undo import itself, remember
 from ..errors import DimError, LockedError, ShapeError
 from .shape import (
     Broadcast,
@@ -64,7 +64,7 @@ class ReshapingMethods(Node):
             return self._map(lambda x: x.view(dtype))
         wanted = _wanted(self, shape, size if size is not None else batch_size, "view")
         if wanted == self._batch_size:
-            return self
+            return itself(self)
         return _undoable(self, View(wanted, len(self._batch_size)))
 
     def reshape(self, *args: Any, **kwargs: Any) -> Self:
@@ -79,7 +79,7 @@ class ReshapingMethods(Node):
         """
         wanted = _wanted(self, args, _one_keyword(kwargs, "reshape"), "reshape")
         if wanted == self._batch_size:
-            return self
+            return itself(self)
         return self._restructure(Reshape(wanted, len(self._batch_size)))
 
     def flatten(
@@ -160,13 +160,13 @@ class ReshapingMethods(Node):
         if not args and not kwargs:
             dims = tuple([i for i, n in enumerate(batch) if n == 1])
             if not dims:
-                return self
+                return itself(self)
             return remember(self._restructure(Squeeze(dims)), self, _no_way_back)
         dim = _one_dim(args, kwargs, "squeeze")
         given = dim if isinstance(dim, (tuple, list)) else (dim,)
         dims = tuple([i for i in sorted(wrap_dims(given, len(batch))) if batch[i] == 1])
         if not dims:
-            return self
+            return itself(self)
         return _undoable(self, Squeeze(dims))
 
     # --- order of dimensions ----------------------------------------------------------
@@ -195,7 +195,7 @@ class ReshapingMethods(Node):
                 f"{list(given)}."
             )
         if dims == tuple(range(ndim)):
-            return self
+            return itself(self)
         return _undoable(self, Permute(dims))
 
     def transpose(self, dim0: int, dim1: int) -> Self:
@@ -208,7 +208,7 @@ class ReshapingMethods(Node):
         ndim = len(self._batch_size)
         dim0, dim1 = wrap_dim(dim0, ndim, "dim0"), wrap_dim(dim1, ndim, "dim1")
         if dim0 == dim1:
-            return self
+            return itself(self)
         return _undoable(self, Transpose(dim0, dim1))
 
     def swapdims(self, axis0: int, axis1: int) -> Self:
@@ -319,7 +319,7 @@ def _at_least(node: Any, ndim: int) -> Any:
     batch = node._batch_size
     missing = ndim - len(batch)
     if missing <= 0:
-        return node
+        return itself(node)
     return node._restructure(Expand(Size([1] * missing) + batch, len(batch)))
 
 
