@@ -155,3 +155,28 @@ def check_per_leaf(td: TensorDictBase, result: TensorDictBase, fn) -> None:
         if isinstance(x, Tensor):
             assert same_tensor(after[path], fn(x)), (path, after[path], fn(x))
     check_tree(result)
+
+
+def check_batch_op(td: TensorDictBase, result: TensorDictBase, op, names=None) -> None:
+    """Assert that ``result`` is ``op(x, trailing sizes)`` of every leaf, and of the batch shape.
+
+    Args:
+        td: the source.
+        result: what the operation under test made of it.
+        op: the operation in plain torch, for ``x`` of shape ``[*B, *tail]``.
+        names: the names that the result must have; not checked when None.
+    """
+    n = td.ndim
+    assert result.batch_size == op(torch.zeros(td.batch_size), ()).shape
+    assert result.device == td.device
+    if names is not None:
+        assert result.names == names
+    check_per_leaf(td, result, lambda x: op(x, x.shape[n:]))
+    numbers = torch.arange(td.batch_size.numel()).view(td.batch_size)
+    rows = op(numbers, ())
+    for path, entry in flat(result).items():
+        before = td.get(path)
+        if isinstance(before, NonTensorStack) and before.batch_size == td.batch_size:
+            values = before._rows().reshape(-1)
+            expected = [values[i] for i in rows.reshape(-1).tolist()]
+            assert list(np.asarray(entry._rows()).reshape(-1)) == expected

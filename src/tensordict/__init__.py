@@ -9,6 +9,8 @@ from .core.leaf import MetaData, NonTensorData, NonTensorDataBase, NonTensorStac
 from .ops.combine import cat, stack
 from .ops.convert import is_tensor_collection
 from .ops.keys import default_is_leaf, is_leaf_nontensor
+from .ops.packing import PackLayout
+from .ops.padding import pad, pad_sequence
 
 __version__ = "0.16.0"
 
@@ -18,12 +20,15 @@ __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",
+    "PackLayout",
     "TensorDict",
     "TensorDictBase",
     "cat",
     "default_is_leaf",
     "is_leaf_nontensor",
     "is_tensor_collection",
+    "pad",
+    "pad_sequence",
     "stack",
     "unravel_key",
     "unravel_key_list",

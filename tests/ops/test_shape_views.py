@@ -7,18 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import check_per_leaf, gate, slow, trees
-
-
-def same_everywhere(td, result, op, names=None):
-    """``op`` on a batch-shaped tensor tells the batch size; on a leaf, its trailing dims follow."""
-    n = td.ndim
-    proxy = torch.zeros(td.batch_size)
-    assert result.batch_size == op(proxy, ()).shape
-    assert result.device == td.device
-    if names is not None:
-        assert result.names == names
-    check_per_leaf(td, result, lambda x: op(x, x.shape[n:]))
+from strategies import check_batch_op, gate, slow, trees
+from tensordict import TensorDict
 
 
 def case_view(td, draw):
@@ -141,7 +131,7 @@ CASES = [fn for name, fn in list(globals().items()) if name.startswith("case_")]
 def check(case, td, data):
     before = dict(td.items(True, True))
     result, op, names = case(td, data.draw)
-    same_everywhere(td, result, op, names)
+    check_batch_op(td, result, op, names)
     for path, x in td.items(True, True):
         assert before[path] is x
 
@@ -159,3 +149,154 @@ def test_agrees_with_torch_on_each_leaf(case, td, data):
 @slow
 def test_agrees_with_torch_on_each_leaf_long(case, td, data):
     check(case, td, data)
+
+
+def test_operations_without_effect_return_self():
+    td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["x", "y"])
+    same = [
+        td.view(2, 3),
+        td.view(-1, 3),
+        td.view(size=(2, 3)),
+        td.reshape(2, -1),
+        td.permute(0, 1),
+        td.permute(dims=(0, -1)),
+        td.transpose(1, -1),
+        td.movedim(0, 0),
+        td.squeeze(),
+        td.squeeze(0),
+        td.atleast_1d(),
+        td.atleast_2d(),
+    ]
+    assert all(x is td for x in same)
+
+
+def test_views_share_memory():
+    td = TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3])
+    ops = [
+        td.view(6),
+        td.reshape(3, 2),
+        td.flatten(),
+        td.unflatten(0, (1, 2)),
+        td.unsqueeze(0),
+        td.unsqueeze(0).squeeze(0),
+        td.permute(1, 0),
+        td.transpose(0, 1),
+        td.expand(5, 2, 3),
+    ]
+    assert all(x["a"].data_ptr() == td["a"].data_ptr() for x in ops)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda td: td.view(-1),
+        lambda td: td.reshape(-1),
+        lambda td: td.flatten(),
+        lambda td: td.permute(1, 0),
+        lambda td: td.unsqueeze(0),
+        lambda td: td.squeeze(1),
+        lambda td: td.expand(2, 3),
+        lambda td: td.split(1)[0],
+    ],
+)
+def test_the_lock_follows_views(op):
+    td = TensorDict({"a": torch.zeros(2, 1), "n": {"b": torch.zeros(2, 1)}}, [2, 1])
+    assert not op(td).is_locked
+    out = op(td.lock_())
+    assert out.is_locked and out["n"].is_locked
+
+
+def test_nested_batch_sizes_and_names_follow():
+    inner = TensorDict({"b": torch.zeros(2, 3, 4, 5)}, [2, 3, 4], names=["x", "y", "z"])
+    td = TensorDict({"n": inner}, [2, 3], names=["x", "y"])
+    assert td.permute(1, 0)["n"].batch_size == (3, 2, 4)
+    assert td.permute(1, 0)["n"].names == ["y", "x", "z"]
+    assert td.view(-1)["n"].batch_size == (6, 4) and td.view(-1)["n"].names == [None, "z"]
+    assert td.unsqueeze(-1)["n"].names == ["x", "y", None, "z"]
+
+
+def test_view_of_another_dtype():
+    td = TensorDict({"a": torch.zeros(2, 4)}, [2])
+    assert td.view(torch.int32)["a"].dtype == torch.int32
+
+
+def test_flatten_and_unflatten_in_place():
+    td = TensorDict({"a": torch.zeros(2, 3, 4), "n": {"b": torch.zeros(2, 3)}}, [2, 3])
+    assert td.flatten(inplace=True) is td
+    assert td.batch_size == (6,) and td["n"].batch_size == (6,) and td["a"].shape == (6, 4)
+    assert td.unflatten(0, (3, 2), inplace=True) is td and td["a"].shape == (3, 2, 4)
+    with pytest.raises(RuntimeError, match="Cannot modify locked"):
+        td.lock_().flatten(inplace=True)
+    assert td.batch_size == (3, 2)
+
+
+def test_torch_functions_take_tensordicts():
+    td = TensorDict({"a": torch.arange(6).view(2, 3)}, [2, 3])
+    pairs = [
+        (torch.reshape(td, (6,)), td.reshape(6)),
+        (torch.flatten(td), td.flatten()),
+        (torch.unflatten(td, 1, (3, 1)), td.unflatten(1, (3, 1))),
+        (torch.unsqueeze(td, 0), td.unsqueeze(0)),
+        (torch.squeeze(td.unsqueeze(0)), td),
+        (torch.squeeze(td.unsqueeze(0), 0), td),
+        (torch.permute(td, (1, 0)), td.permute(1, 0)),
+        (torch.transpose(td, 0, 1), td.transpose(0, 1)),
+        (torch.swapaxes(td, 0, 1), td.transpose(0, 1)),
+        (torch.swapdims(td, 0, 1), td.transpose(0, 1)),
+        (torch.movedim(td, 0, 1), td.transpose(0, 1)),
+        (torch.moveaxis(td, 0, 1), td.transpose(0, 1)),
+        (torch.broadcast_to(td, (4, 2, 3)), td.expand(4, 2, 3)),
+        (torch.atleast_1d(td), td),
+        (torch.atleast_2d(td), td),
+        (torch.atleast_3d(td), td.unsqueeze(0)),
+    ]
+    for got, want in pairs:
+        assert got.batch_size == want.batch_size and torch.equal(got["a"], want["a"])
+    one, two = torch.atleast_1d(td, td)
+    assert one is td and two is td
+
+
+TD = TensorDict({"a": torch.zeros(2, 3, 4), "n": {"b": torch.zeros(2, 3)}}, [2, 3])
+MALFORMED = {
+    "view too many": (lambda td: td.view(7), RuntimeError, "7 elements"),
+    "view two holes": (lambda td: td.view(-1, -1), RuntimeError, "only one size may be -1"),
+    "view negative": (lambda td: td.view(-2, 3), RuntimeError, "-2 is not a size"),
+    "view text": (lambda td: td.view("x"), ValueError, "'x'"),
+    "view not divisible": (lambda td: td.view(4, -1), RuntimeError, "6 elements"),
+    "reshape too few": (lambda td: td.reshape(2), RuntimeError, "2 elements"),
+    "reshape keyword": (lambda td: td.reshape(sizes=3), TypeError, "sizes"),
+    "view of strides": (lambda td: td.permute(1, 0).view(-1), RuntimeError, "reshape"),
+    "flatten range": (lambda td: td.flatten(0, 2), IndexError, "end_dim.*got 2"),
+    "flatten order": (lambda td: td.flatten(1, 0), IndexError, "start_dim <= end_dim"),
+    "unflatten dim": (lambda td: td.unflatten(2, (2, 2)), IndexError, "got 2"),
+    "unflatten sizes": (lambda td: td.unflatten(1, (2, 2)), RuntimeError, "unflatten dim 1"),
+    "unflatten text": (lambda td: td.unflatten(1, "ab"), ValueError, "'ab'"),
+    "unsqueeze range": (lambda td: td.unsqueeze(3), RuntimeError, "got 3"),
+    "unsqueeze low": (lambda td: td.unsqueeze(-4), RuntimeError, "got -4"),
+    "unsqueeze nothing": (lambda td: td.unsqueeze(), TypeError, "one dim"),
+    "unsqueeze name": (lambda td: td.unsqueeze("x"), TypeError, "'x'"),
+    "squeeze range": (lambda td: td.squeeze(2), IndexError, "got 2"),
+    "squeeze twice": (lambda td: td.squeeze((0, -2)), IndexError, "twice"),
+    "squeeze keyword": (lambda td: td.squeeze(axis=0), TypeError, "axis"),
+    "permute few": (lambda td: td.permute(0), IndexError, "each of the 2"),
+    "permute twice": (lambda td: td.permute(0, 0), IndexError, "twice"),
+    "permute range": (lambda td: td.permute(0, 2), IndexError, "got 2"),
+    "permute names": (lambda td: td.permute("y", "x"), TypeError, "'y'"),
+    "transpose range": (lambda td: td.transpose(0, 2), IndexError, "dim1.*got 2"),
+    "transpose names": (lambda td: td.transpose("x", "y"), TypeError, "'x'"),
+    "movedim length": (lambda td: td.movedim((0, 1), 0), IndexError, "length"),
+    "movedim range": (lambda td: td.movedim(0, 5), IndexError, "destination.*got 5"),
+    "expand size": (lambda td: td.expand(2, 4), RuntimeError, "Incompatible expanded shape"),
+    "expand few": (lambda td: td.expand(3), RuntimeError, "Incompatible expanded shape"),
+    "expand hole": (lambda td: td.expand(-1, 2, 3), RuntimeError, "Incompatible expanded shape"),
+    "broadcast size": (lambda td: td.broadcast_to((3, 3)), RuntimeError, "Incompatible"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_calls_say_what_is_wrong(name):
+    call, error, text = MALFORMED[name]
+    before = dict(TD.items(True))
+    with pytest.raises(error, match=text):
+        call(TD)
+    assert list(TD.items(True)) == list(before.items()) and TD.batch_size == (2, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -53,7 +54,13 @@ def wrap_dim(dim: int, ndim: int, what: str = "dim") -> int:
 
     Raises:
         DimError: (``IndexError`` and ``RuntimeError``) when out of range.
+        EntryTypeError: (``TypeError`` and ``ValueError``) when not an integer.
     """
+    if type(dim) is not int:
+        try:
+            dim = index(dim)
+        except TypeError:
+            raise EntryTypeError(f"Cannot use {dim!r} as {what}: expected an int.") from None
     if 0 <= dim < ndim:
         return dim
     if -ndim <= dim < 0:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from .fills import FillMethods
+from .joining import JoiningMethods
+from .masking import MaskingMethods
+from .packing import PackingMethods
+from .padding import PaddingMethods
 from .pieces import PiecesMethods
 from .reshaping import ReshapingMethods
 from .selection import SelectionMethods
 
 
-class ShapeMethods(ReshapingMethods, PiecesMethods, SelectionMethods):
-    """Reshaping, pieces, selection."""
+class ShapeMethods(
+    ReshapingMethods,
+    PiecesMethods,
+    SelectionMethods,
+    MaskingMethods,
+    JoiningMethods,
+    FillMethods,
+    PaddingMethods,
+    PackingMethods,
+):
+    """Reshaping, pieces, selection, masks, joining, fills, padding, packing."""
 
     __slots__ = ()

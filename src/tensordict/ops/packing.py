@@ -1,0 +1,187 @@
+"""All leaves of a tensordict as one tensor, and the way back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Size, Tensor
+
+from .._keys import short
+from .._typing import NestedKey, Path
+from ..core.leaf import Leaf
+from ..core.node import Node
+from ..core.registry import node_class
+from ..core.traverse import entries_with_path, nodes_with_path
+from ..errors import DimError, EntryTypeError, ShapeError, StructureError
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class PackLayout:
+    """Where each leaf lies in a packed tensor.
+
+    Attributes:
+        keys: the keys of the leaves, in order.
+        shapes: their shapes without the batch dimensions.
+        dim: the packed dimension, counted from the end (negative).
+        nested: (path, further batch sizes, names of these) of nested tensordicts.
+        device: device attribute of the tensordict.
+        offsets: first position of each leaf along ``dim``.
+        numel: size of the packed dimension.
+    """
+
+    keys: tuple[NestedKey, ...]
+    shapes: tuple[Size, ...]
+    dim: int
+    nested: tuple[tuple[Path, Size, Any], ...] = ()
+    device: torch.device | None = None
+    offsets: tuple[int, ...] = field(init=False)
+    numel: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        offsets = []
+        at = 0
+        for shape in self.shapes:
+            offsets.append(at)
+            at += math.prod(shape)
+        object.__setattr__(self, "offsets", tuple(offsets))
+        object.__setattr__(self, "numel", at)
+
+    def unpack(self, flat: Tensor) -> Any:
+        """The tensordict whose leaves lie in ``flat``, as views where the memory allows it.
+
+        Args:
+            flat: ``[*B1, numel, *B2]``, packed along `dim`; the batch size may be another one
+                than that of the tensordict that was packed.
+
+        Raises:
+            IndexError: ``flat`` has too few dimensions.
+            ShapeError: (a ``RuntimeError``) another size along `dim`.
+
+        >>> from tensordict import TensorDict
+        >>> flat, layout = TensorDict({"a": torch.zeros(3, 2), "b": torch.ones(3)}, [3]).pack()
+        >>> layout.unpack(flat[:2])["a"].shape
+        torch.Size([2, 2])
+        """
+        if -self.dim > flat.ndim:
+            raise DimError(
+                f"dim {self.dim} is out of range for a tensor with {flat.ndim} dimensions."
+            )
+        if flat.shape[self.dim] != self.numel:
+            raise ShapeError(
+                f"Expected {self.numel} entries along dim {self.dim} of the packed tensor, got "
+                f"{flat.shape[self.dim]}."
+            )
+        flat = flat.movedim(self.dim, -1)
+        batch = flat.shape[:-1]
+        parts = flat.split([math.prod(shape) for shape in self.shapes], -1) if self.keys else ()
+        make = node_class("dense")
+        out = make._new({}, batch, None, self.device)
+        for path, tail, names in self.nested:
+            given = None if names is None else [*[None] * len(batch), *names]
+            _put(out, path, make._new({}, batch + tail, given, self.device))
+        for key, shape, part in zip(self.keys, self.shapes, parts):
+            _put(out, (key,) if isinstance(key, str) else key, part.reshape(batch + shape))
+        return out
+
+
+class PackingMethods(Node):
+    """pack."""
+
+    __slots__ = ()
+
+    def pack(self, dim: int = -1, *, layout: PackLayout | None = None) -> tuple[Tensor, PackLayout]:
+        """One tensor of all leaves, and the layout whose ``unpack`` undoes it.
+
+        Args:
+            dim: where the packed dimension goes among the batch dimensions of the result.
+            layout: keys and order to use, from an earlier call.
+
+        Returns:
+            A copy of shape ``[*B, numel]`` (the packed dimension at ``dim``), and the layout.
+
+        Raises:
+            TypeError: leaves of several dtypes, or a non-tensor entry.
+            KeyError: other keys than those of ``layout``.
+
+        >>> from tensordict import TensorDict
+        >>> flat, layout = TensorDict({"a": torch.zeros(3, 2), "b": torch.ones(3)}, [3]).pack()
+        >>> flat.shape, layout.keys, layout.unpack(flat)["b"]
+        (torch.Size([3, 3]), ('a', 'b'), tensor([1., 1., 1.]))
+        """
+        ndim = len(self._batch_size)
+        if not -ndim - 1 <= dim <= ndim:
+            raise DimError(
+                f"dim {dim} is out of range for packing a tensordict with {ndim} batch dimensions."
+            )
+        at = dim % (ndim + 1)
+        if layout is None:
+            layout = _layout_of(self, at - ndim - 1)
+        columns = _columns(self, layout)
+        if not columns:
+            return torch.empty([*self._batch_size[:at], 0, *self._batch_size[at:]]), layout
+        batch = self._batch_size
+        flat = torch.cat(
+            [x.reshape(*batch, math.prod(n)) for x, n in zip(columns, layout.shapes)], -1
+        )
+        return (flat.movedim(-1, layout.dim) if layout.dim != -1 else flat), layout
+
+
+def _layout_of(node: Node, dim: int) -> PackLayout:
+    n = len(node._batch_size)
+    keys: list[NestedKey] = []
+    shapes: list[Size] = []
+    for path, x in entries_with_path(node):
+        if isinstance(x, Leaf):
+            raise EntryTypeError(
+                f"Cannot pack the non-tensor entry {short(path)!r}. Drop the non-tensor entries with "
+                f"filter_non_tensor_data() first."
+            )
+        keys.append(short(path))
+        shapes.append(x.shape[n:])
+    nested = tuple(
+        [
+            (path, part._batch_size[n:], None if part._dim_names is None else part._dim_names[n:])
+            for path, part in nodes_with_path(node)
+            if path
+        ]
+    )
+    return PackLayout(tuple(keys), tuple(shapes), dim, nested, node._device)
+
+
+def _columns(node: Node, layout: PackLayout) -> list[Tensor]:
+    mine = {short(path): x for path, x in entries_with_path(node)}
+    if mine.keys() != set(layout.keys):
+        raise StructureError(
+            f"The leaves of the tensordict differ from the keys of the layout: {list(mine)} vs "
+            f"{list(layout.keys)}."
+        )
+    out: list[Tensor] = []
+    n = len(node._batch_size)
+    for key, shape in zip(layout.keys, layout.shapes):
+        x = mine[key]
+        if not isinstance(x, Tensor) or x.shape[n:] != shape:
+            raise ShapeError(
+                f"Cannot pack {key!r}: expected a tensor of shape {list(shape)} after the batch, got "
+                f"{list(x.shape[n:])}."
+            )
+        if out and x.dtype is not out[0].dtype:
+            raise EntryTypeError(
+                f"Cannot pack leaves of different dtypes: {out[0].dtype} and {x.dtype} at {key!r}. "
+                f"Cast the tensordict first, e.g. with float()."
+            )
+        out.append(x)
+    return out
+
+
+def _put(node: Node, path: Path, entry: Any) -> None:
+    for name in path[:-1]:
+        below = node._fetch(name)
+        assert isinstance(below, Node)
+        node = below
+    node._store(path[-1], entry)
