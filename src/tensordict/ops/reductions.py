@@ -8,7 +8,7 @@ from torch import Size, Tensor
 
 from ..core.node import Node
 from ..core.sizes import wrap_dim
-from ..core.structural import DimNames
+from ..core.structural import DimNames, StructuralOp
 from ..core.traverse import leaves
 
 
@@ -35,15 +35,16 @@ class ReductionMethods(Node):
         return self._restructure(Reduce(lambda x, d: x.any(d), dim, len(self._batch_size)))
 
 
-class Reduce:
+class Reduce(StructuralOp):
     """One batch dimension reduced away."""
 
-    __slots__ = ("_dim", "_fn", "keeps_lock")
+    __slots__ = ("_dim", "_fn")
+
+    keeps_lock = False
 
     def __init__(self, fn: Any, dim: int, ndim: int) -> None:
         self._fn = fn
         self._dim = wrap_dim(dim, ndim)
-        self.keeps_lock = False
 
     def size(self, batch: Size) -> Size:
         return batch[: self._dim] + batch[self._dim + 1 :]
