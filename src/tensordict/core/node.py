@@ -96,6 +96,46 @@ class Node:
     def _child(self) -> Node:
         """An empty node to be stored in this one, of its batch size, device and names."""
 
+    # --- an entry without reading it ------------------------------------------------
+
+    def _class_of(self, name: str) -> type | None:
+        """The class of an entry, None when there is none."""
+        entry = self._fetch(name)
+        return None if entry is None else type(entry)
+
+    def _shape_of(self, name: str) -> Size:
+        """The shape of an entry that is there; -1 for a size that differs between rows."""
+        entry = self._fetch(name)
+        return entry._batch_size if isinstance(entry, Node) else entry.shape  # type: ignore[union-attr]
+
+    # --- a node that is a stack of nodes ---------------------------------------------
+
+    def _members(self) -> Sequence[Node] | None:
+        """The nodes that this one is a stack of; None for a node that holds its own entries.
+
+        Of a stack, `core.traverse` walks the members; names and `_fetch` are the view
+        of it by key.
+        """
+        return None
+
+    def _regroup(self, members: list[Any]) -> Any:
+        """The same stack, unlocked, over other members of the same batch sizes."""
+        raise NotImplementedError(f"{type(self).__name__} is not a stack")
+
+    def _shares(self, value: Any, ndim: int) -> list[Any]:
+        """The share of each member of a value to be written into an entry of ``ndim`` dimensions."""
+        raise NotImplementedError(f"{type(self).__name__} is not a stack")
+
+    # --- a node that is a typed view of a node ----------------------------------------
+
+    def _bare(self) -> Node:
+        """The node that holds the entries: itself, or the one that a typed view looks at."""
+        return self
+
+    def _dress(self, node: Any) -> Any:
+        """``node`` seen as this one is seen: as it is, or through the same typed view."""
+        return node
+
     # --- primitives: the whole tree ----------------------------------------------
 
     @abstractmethod

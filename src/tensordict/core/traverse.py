@@ -1,7 +1,8 @@
 """The one traversal family: collect, rebuild, map, zip; with and without paths.
 
 Order everywhere: insertion order, depth first.  Only this module and the node
-primitives recurse.
+primitives recurse.  A path goes through the *parts* of a node: its entries, or the
+members of a stack under "0", "1", ...
 """
 
 from __future__ import annotations
@@ -47,9 +48,34 @@ def map_leaves(node: N, fn: Callable[[Tensor], Tensor]) -> N:
     return node._map(fn)
 
 
+def parts(node: Node) -> Iterable[tuple[str, Entry]]:
+    """What a node is made of: its entries by name, or its members by number."""
+    members = node._members()
+    if members is None:
+        return node._items()
+    return [(str(i), member) for i, member in enumerate(members)]
+
+
+def holders(node: Node) -> list[Node]:
+    """The nodes that hold the entries of a node: itself, or those of the members of a stack."""
+    members = node._members()
+    if members is None:
+        return [node._bare()]
+    return [holder for member in members for holder in holders(member)]
+
+
+def rekey(node: N, fn: Callable[[Node], dict[str, Entry]]) -> N:
+    """The same tree, unlocked, with ``fn(holder)`` as the entries of each holder of the node."""
+    members = node._members()
+    if members is None:
+        return node._like(fn(node._bare()))
+    out: N = node._regroup([rekey(member, fn) for member in members])
+    return out
+
+
 def entries_with_path(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Tensor | Leaf]]:
     """Every entry that is not a node, with its path."""
-    for name, entry in node._items():
+    for name, entry in parts(node):
         path = (*prefix, name)
         if isinstance(entry, Node):
             yield from entries_with_path(entry, path)
@@ -65,7 +91,7 @@ def leaves_with_path(node: Node) -> list[tuple[Path, Tensor]]:
 def nodes_with_path(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
     """Every node of a tree, parents before children, the root first with path ``()``."""
     yield prefix, node
-    for name, entry in node._items():
+    for name, entry in parts(node):
         if isinstance(entry, Node):
             yield from nodes_with_path(entry, (*prefix, name))
 
@@ -100,20 +126,25 @@ def map_leaves_with_path(node: N, fn: Callable[[Path, Tensor], Tensor], prefix: 
 
 
 def map_entries(node: N, fn: Callable[[Path, Tensor | Leaf], Entry | None], prefix: Path = ()) -> N:
-    """The same tree, unlocked, over ``fn(path, entry)``; an entry mapped to None is dropped.
+    """The same tree, unlocked, over ``fn(key path, entry)``; an entry mapped to None is dropped.
 
-    The results must fit the node's batch size: nothing is checked.
+    The results must fit the node's batch size: nothing is checked.  In a stack, ``fn``
+    is called for each member with the same key path.
     """
-    out: dict[str, Entry] = {}
-    for name, entry in node._items():
-        path = (*prefix, name)
-        if isinstance(entry, Node):
-            out[name] = map_entries(entry, fn, path)
-        else:
-            new = fn(path, entry)
-            if new is not None:
-                out[name] = new
-    return node._like(out)
+
+    def mapped(holder: Node) -> dict[str, Entry]:
+        out: dict[str, Entry] = {}
+        for name, entry in holder._items():
+            path = (*prefix, name)
+            if isinstance(entry, Node):
+                out[name] = map_entries(entry, fn, path)
+            else:
+                new = fn(path, entry)
+                if new is not None:
+                    out[name] = new
+        return out
+
+    return rekey(node, mapped)
 
 
 def zip_map(
@@ -210,6 +241,12 @@ def leaves_like(node: Node, other: Node) -> list[Tensor]:
 
 
 def _zip(node: Node, other: Node, out: list[Tensor]) -> bool:
+    members = node._members()
+    if members is not None:
+        shares = _rows_of(node, other, len(members))
+        return shares is not None and all(
+            _zip(member, share, out) for member, share in zip(members, shares)
+        )
     mine = node._items()
     # Non-tensor entries may be on one side only: they take no part.
     if len(other._names()) != len(mine) and _count(other) != _count(node):
@@ -225,6 +262,11 @@ def _zip(node: Node, other: Node, out: list[Tensor]) -> bool:
             if not isinstance(theirs, Node) or not _zip(entry, theirs, out):
                 return False
     return True
+
+
+def _rows_of(node: Node, other: Node, n: int) -> list[Any] | None:
+    shares = node._shares(other, len(node._batch_size))
+    return shares if len(shares) == n and all(isinstance(s, Node) for s in shares) else None
 
 
 def _count(node: Node) -> int:

@@ -27,6 +27,7 @@ from ..errors import (
 from .leaf import Leaf, NonTensorData, NonTensorStack
 from .lock import touched
 from .node import Entry, Node
+from .traverse import map_entries, nodes_with_path
 
 _NUMBERS = (bool, int, float)
 _NUMERIC_KINDS = "biufc"
@@ -137,6 +138,15 @@ def require(node: Node, path: Path) -> Entry:
     return entry
 
 
+def contains(node: Node, path: Path) -> bool:
+    """Whether there is an entry under ``path``; reads none."""
+    try:
+        holder, rest = resolve(node, path)
+    except NotANodeError:
+        return False
+    return len(rest) == 1 and rest[0] in holder._names()
+
+
 def missing(node: Node, path: Path) -> MissingKeyError:
     """The error for a key that is not there, naming the keys that are."""
     if len(path) == 1:
@@ -211,8 +221,16 @@ def _subtree(node: Node) -> list[Node]:
     return out
 
 
-def _resized(node: Node, batch: Size, path: Path) -> Node:
+def _resized(node: Any, batch: Size, path: Path) -> Node:
     """A copy of the containers with a longer batch size, checked against every leaf."""
+    members = node._members()
+    if members is not None:
+        dim = node.stack_dim
+        inner = batch[:dim] + batch[dim + 1 :]
+        resized: Node = node._regroup(
+            [_resized(member, inner, (*path, str(i))) for i, member in enumerate(members)]
+        )
+        return resized
     out: dict[str, Entry] = {}
     for name, entry in node._items():
         here = (*path, name)
@@ -238,17 +256,18 @@ def _resized(node: Node, batch: Size, path: Path) -> Node:
 
 def on_device(node: Node, device: torch.device | None, non_blocking: bool = False) -> Node:
     """A copy of the containers with another device attribute, leaves moved when it is not None."""
-    out: dict[str, Entry] = {}
-    for name, entry in node._items():
-        if isinstance(entry, Tensor):
-            if device is not None and entry.device != device:
-                entry = entry.to(device, non_blocking=non_blocking)
-            out[name] = entry
-        elif isinstance(entry, Node):
-            out[name] = on_device(entry, device, non_blocking)
-        else:
-            out[name] = entry._with(entry._batch_size, device)
-    return node._like(out, device=device)
+
+    def moved(_: Path, entry: Tensor | Leaf) -> Entry:
+        if not isinstance(entry, Tensor):
+            return entry._with(entry._batch_size, device)
+        if device is None or entry.device == device:
+            return entry
+        return entry.to(device, non_blocking=non_blocking)
+
+    out = map_entries(node, moved)
+    for _, part in nodes_with_path(out):
+        part._device = device
+    return out
 
 
 def _leaf_size(node: Node, leaf: Leaf, path: Path) -> Size:

@@ -155,27 +155,65 @@ def write_rows(node: Node, index: Any, value: Any) -> None:
 
 
 class _RowWrites:
-    """Checked row writes waiting to be run together."""
+    """Checked row writes waiting to be run together.
 
-    def __init__(self, op: Index) -> None:
+    Attributes:
+        op: the rows of the node that is written to.
+        out: shape of the whole write, to which values are broadcast.
+        take: which part of such a value goes here, None for all of it.
+    """
+
+    def __init__(self, op: Index, out: Size | None = None, take: Any = None) -> None:
         self.op = op
-        self.copies: list[tuple[Tensor, Any]] = []
+        self.out = op._out if out is None else out
+        self.take = take
+        self.copies: list[tuple[Tensor, Any, Tensor]] = []
         self.stores: list[tuple[Node, str, Entry]] = []
 
     def run(self) -> None:
-        for target, value in self.copies:
+        for target, parts, value in self.copies:
             if value.requires_grad or target.requires_grad or value.dtype != target.dtype:
-                target[self.op.parts] = value.to(target.dtype)
+                target[parts] = value.to(target.dtype)
             else:
-                target[self.op.parts] = value
+                target[parts] = value
         for node, name, entry in self.stores:
             node._store(name, entry)
 
     def tree(self, node: Node, value: Any, path: Path) -> None:
-        items = value._items() if isinstance(value, Node) else value.items()
-        for key, item in items:
-            names = path_of(key)
-            self.entry(node, names, item, path)
+        if node._members() is not None:
+            self.members(node, value, path, _RowWrites.tree)
+            return
+        if isinstance(value, Node):
+            if self.take is not None:
+                value = value._restructure(_positions(self.take, value._batch_size))
+            writes = self if self.take is None else _RowWrites(self.op)
+            for name, item in value._items():
+                writes.entry(node, (name,), item, path)
+            self.absorb(writes)
+        else:
+            for key, item in value.items():
+                self.entry(node, path_of(key), item, path)
+
+    def members(self, node: Any, value: Any, path: Path, write: Any) -> None:
+        """Write the rows of a stack: into each member that holds some of them."""
+        stack = node._members()
+        if isinstance(value, Node) and self.take is not None:
+            value = value._restructure(_positions(self.take, value._batch_size))
+            whole = _RowWrites(self.op)
+        else:
+            whole = self
+        out = whole.out + node._batch_size[self.op._ndim :]
+        for i, part, take in member_rows(self.op, node._batch_size, node.stack_dim):
+            if whole.take is not None:
+                take = whole.take if take is None else tuple(t[take] for t in whole.take)
+            share = _RowWrites(part, out, take)
+            write(share, stack[i], value, path)
+            self.absorb(share)
+
+    def absorb(self, writes: _RowWrites) -> None:
+        if writes is not self:
+            self.copies += writes.copies
+            self.stores += writes.stores
 
     def entry(self, node: Node, names: Path, item: Any, path: Path) -> None:
         here = (*path, names[0])
@@ -185,7 +223,7 @@ class _RowWrites:
         if present is None:
             self.allocate(node, names[0], item, here)
         elif isinstance(present, Tensor):
-            self.copies.append((present, self.fitted(present, item, here)))
+            self.copies.append((present, self.op.parts, self.fitted(present, item, here)))
         elif isinstance(present, Node):
             if isinstance(item, (Node, Mapping)):
                 self.tree(present, item, here)
@@ -195,16 +233,19 @@ class _RowWrites:
             self.value(node, names[0], present, item)
 
     def everywhere(self, node: Node, value: Any, path: Path) -> None:
+        if node._members() is not None:
+            self.members(node, value, path, _RowWrites.everywhere)
+            return
         for name, entry in node._items():
             here = (*path, name)
             if isinstance(entry, Tensor):
-                self.copies.append((entry, self.fitted(entry, value, here)))
+                self.copies.append((entry, self.op.parts, self.fitted(entry, value, here)))
             elif isinstance(entry, Node):
                 self.everywhere(entry, value, here)
 
     def fitted(self, target: Tensor, value: Any, path: Path) -> Tensor:
         n = self.op._ndim
-        shape = self.op._out + target.shape[n:]
+        shape = self.out + target.shape[n:]
         if not isinstance(value, Tensor):
             if isinstance(value, (Leaf, Node, Mapping, str)):
                 raise ShapeError(
@@ -212,13 +253,13 @@ class _RowWrites:
                 )
             value = torch.as_tensor(value, device=target.device)
         try:
-            value.expand(shape)
+            whole = value.expand(shape)
         except RuntimeError:
             raise ShapeError(
                 f"Cannot write into rows of {short(path)!r}: expected a value that broadcasts to "
                 f"{list(shape)}, got shape {list(value.shape)}."
             ) from None
-        return value.to(target.device)
+        return (value if self.take is None else whole[self.take]).to(target.device)
 
     def allocate(self, node: Node, name: str, item: Any, path: Path) -> None:
         if node._lock is not None:
@@ -232,11 +273,12 @@ class _RowWrites:
             self.tree(child, item, path)
             self.stores.append((node, name, child))
             return
-        part = node._child()._like({}, rows, None)
+        part = node._child()._like({}, self.out, None)
         entry = write.entry_of(part, item, path)
         if isinstance(entry, Tensor):
-            whole = entry.new_zeros(batch + entry.shape[len(rows) :])
-            self.copies.append((whole, entry))
+            whole = entry.new_zeros(batch + entry.shape[len(self.out) :])
+            value = entry if self.take is None else entry[self.take]
+            self.copies.append((whole, op.parts, value))
             self.stores.append((node, name, whole))
         elif isinstance(entry, Leaf):
             blank = NonTensorData._new(None, batch, node._device)
@@ -254,8 +296,13 @@ class _RowWrites:
         flat = rows.reshape(-1).tolist()
         if isinstance(item, (NonTensorStack, list)):
             new = (
-                item._rows() if isinstance(item, NonTensorStack) else _object_rows(item, rows.ndim)
+                item._rows()
+                if isinstance(item, NonTensorStack)
+                else _object_rows(item, len(self.out))
             )
+            if self.take is not None:
+                new = np.broadcast_to(new, tuple(self.out))[tuple(t.numpy() for t in self.take)]
+                new = new if isinstance(new, np.ndarray) else _object_scalar(new)
             new = np.broadcast_to(new, tuple(rows.shape)).reshape(-1)
             for i, v in zip(flat, new):
                 values[i] = v
@@ -263,7 +310,46 @@ class _RowWrites:
             for i in flat:
                 values[i] = item
         stack = NonTensorStack._new(values.reshape(tuple(batch)), present._device)
-        self.stores.append((node, name, stack))
+        entry: Entry = (
+            stack if batch else NonTensorData._new(stack._values[()], batch, stack._device)
+        )
+        self.stores.append((node, name, entry))
+
+
+def _object_scalar(value: Any) -> np.ndarray:
+    out = np.empty((), dtype=object)
+    out[()] = value
+    return out
+
+
+def member_rows(op: Index, batch: Size, dim: int) -> list[tuple[int, Index, Any]]:
+    """The members that rows of a stack fall in: (number, rows of the member, their place).
+
+    The place is an index into the shape of the result, None for all of it.  A row that
+    is named twice goes to the last place it is named at.
+    """
+    inner = batch[:dim] + batch[dim + 1 :]
+    if type(op) is Select and dim == 0:
+        return [(op._i % batch[0], Index((), inner), None)]
+    column = [1] * len(batch)
+    column[dim] = batch[dim]
+    member = op.leaf(torch.arange(batch[dim]).view(column).expand(batch))
+    within = op.leaf(torch.arange(inner.numel()).view(inner).unsqueeze(dim).expand(batch))
+    out: list[tuple[int, Index, Any]] = []
+    for i in member.unique().tolist():
+        place = (member == i).nonzero(as_tuple=True) if member.ndim else ()
+        if not inner:
+            out.append((i, Index((), inner), tuple(p[-1] for p in place)))
+        else:
+            rows = torch.unravel_index(within[place], inner)
+            out.append((i, Index(tuple(rows), inner), place))
+    return out
+
+
+def _positions(take: tuple[Tensor, ...], batch: Size) -> Index:
+    """Places in a broadcast shape as an index into ``batch``, which broadcasts to it."""
+    own = take[len(take) - len(batch) :] if batch else ()
+    return Index(tuple(t if n != 1 else torch.zeros_like(t) for t, n in zip(own, batch)), batch)
 
 
 def _object_rows(value: list[Any], ndim: int) -> np.ndarray:

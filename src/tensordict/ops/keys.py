@@ -14,7 +14,7 @@ from .._keys import short, unravel_key_to_tuple
 from .._typing import NestedKey, Path
 from ..core.leaf import Leaf, NonTensorDataBase
 from ..core.node import Entry, Node
-from ..errors import NotANodeError
+from ..core.write import contains, resolve
 
 IsLeaf = Callable[[type], bool]
 
@@ -79,20 +79,6 @@ class _View:
             return len(self._node._names())
         return sum(1 for _ in self._walk())
 
-    def _find(self, key: Any) -> Entry | None:
-        path = unravel_key_to_tuple(key)
-        if not path or (len(path) > 1 and not self._include_nested):
-            return None
-        from ..core.write import fetch
-
-        try:
-            entry = fetch(self._node, path)
-        except NotANodeError:
-            return None
-        if entry is None or not self._leaves_only:
-            return entry
-        return entry if (self._is_leaf or default_is_leaf)(type(entry)) else None
-
 
 class KeysView(_View, Set):
     """The keys of a tensordict; compares and combines like a set, iterates in order."""
@@ -102,12 +88,33 @@ class KeysView(_View, Set):
     def __contains__(self, key: object) -> bool:
         if type(key) is str and not self._leaves_only:
             return key in self._node._names()
-        return self._find(key) is not None
+        path = unravel_key_to_tuple(key)
+        if not path or (len(path) > 1 and not self._include_nested):
+            return False
+        if not self._leaves_only:
+            return contains(self._node, path)
+        if not contains(self._node, path):
+            return False
+        holder, rest = resolve(self._node, path)
+        return (self._is_leaf or default_is_leaf)(_class(holder, rest[0]))
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._include_nested and not self._leaves_only and not self._sort:
-            return iter(self._node._names())
-        return (key for key, _ in self._walk())
+        if not self._include_nested and not self._leaves_only:
+            names = self._node._names()
+            return iter(sorted(names) if self._sort else names)
+        # By class: an entry of a stack is not read (it may be ragged) to be named.
+        is_leaf = self._is_leaf or default_is_leaf
+        if not self._include_nested:
+            node = self._node
+            keys: Any = [name for name in node._names() if is_leaf(_class(node, name))]
+        else:
+            keys = map(short, _nested_keys(self._node, (), self._leaves_only, is_leaf))
+        return iter(sorted(keys, key=_sort_key) if self._sort else keys)
+
+    def __len__(self) -> int:
+        if not self._include_nested and not self._leaves_only:
+            return len(self._node._names())
+        return sum(1 for _ in self)
 
     @classmethod
     def _from_iterable(cls, it: Any) -> Any:
@@ -139,6 +146,25 @@ class ItemsView(_View):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)})"
+
+
+def _class(node: Node, name: str) -> type:
+    cls = node._class_of(name)
+    assert cls is not None
+    return cls
+
+
+def _nested_keys(node: Node, prefix: Path, leaves_only: bool, is_leaf: IsLeaf) -> Iterator[Path]:
+    for name in node._names():
+        cls = _class(node, name)
+        leaf = is_leaf(cls)
+        path = (*prefix, name)
+        if not leaf and issubclass(cls, Node):
+            below = node._fetch(name)
+            assert isinstance(below, Node)
+            yield from _nested_keys(below, path, leaves_only, is_leaf)
+        if leaf or not leaves_only:
+            yield path
 
 
 def _nested(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from .._typing import NO_DEFAULT, Path
 from ..core import write
 from ..core.leaf import Leaf
 from ..core.node import Entry, Node
+from ..core.traverse import holders, rekey
 from ..errors import LockedError, MissingKeyError
 
 # A selection: name -> None (the whole entry) or a selection below it.
@@ -50,7 +52,7 @@ def pick(node: Node, chosen: Selection, strict: bool, path: Path = ()) -> dict[s
         if below is None:
             out[name] = entry
         elif isinstance(entry, Node):
-            out[name] = entry._like(pick(entry, below, strict, (*path, name)))
+            out[name] = rekey(entry, partial(pick, chosen=below, strict=strict, path=(*path, name)))
         elif strict:
             raise write.not_a_node((name, next(iter(below))), 0, entry)
     return out
@@ -65,22 +67,25 @@ def drop(node: Node, dropped: Selection) -> dict[str, Entry]:
             continue
         below = dropped[name]
         if below is not None:
-            out[name] = entry._like(drop(entry, below)) if isinstance(entry, Node) else entry
+            out[name] = (
+                rekey(entry, partial(drop, dropped=below)) if isinstance(entry, Node) else entry
+            )
     return out
 
 
-def replace_all(node: Node, entries: dict[str, Entry]) -> None:
-    """Make ``entries`` the entries of ``node``, in their order.
+def replace_all(node: Node, fn: Callable[[Node], dict[str, Entry]]) -> None:
+    """Make ``fn(holder)`` the entries of each holder of ``node``, in their order.
 
     Raises:
         LockedError: the node is locked.
     """
     if node._lock is not None:
         raise LockedError
-    for name in list(node._names()):
-        node._remove(name)
-    for name, entry in entries.items():
-        node._store(name, entry)
+    for holder, entries in [(holder, fn(holder)) for holder in holders(node)]:
+        for name in list(holder._names()):
+            holder._remove(name)
+        for name, entry in entries.items():
+            holder._store(name, entry)
 
 
 def split(
@@ -169,7 +174,7 @@ def unflatten(node: Node, separator: str) -> dict[str, Entry]:
                 f"Cannot unflatten {name!r}: there is already an entry {short(path)!r}."
             )
         if isinstance(entry, Node):
-            entry = entry._like(unflatten(entry, separator))
+            entry = rekey(entry, partial(unflatten, separator=separator))
         write.commit(out, path, entry)
     return dict(out._items())
 
@@ -182,17 +187,29 @@ def rename(node: Node, old: Path, new: Path, safe: bool) -> None:
     """
     if node._lock is not None:
         raise LockedError
-    entry = write.require(node, old)
+    if node._members() is not None:
+        for holder in holders(node):
+            check_rename(holder, old, new, safe)
+        for holder in holders(node):
+            rename(holder, old, new, safe)
+        return
+    entry = check_rename(node, old, new, safe)
     if old == new:
         return
-    if safe and write.fetch(node, new) is not None:
+    target, rest, checked = write.prepare(node, new, entry)
+    remove(node, old)
+    write.commit(target, rest, checked)
+
+
+def check_rename(node: Node, old: Path, new: Path, safe: bool) -> Entry:
+    """The entry ``old``, if `rename` can move it."""
+    entry = write.require(node, old)
+    if old != new and safe and write.fetch(node, new) is not None:
         raise MissingKeyError(
             f"key {short(new)!r} already present in TensorDict: cannot rename {short(old)!r} to it "
             f"with safe=True."
         )
-    target, rest, checked = write.prepare(node, new, entry)
-    remove(node, old)
-    write.commit(target, rest, checked)
+    return entry
 
 
 def remove(node: Node, path: Path) -> Entry:
@@ -203,9 +220,15 @@ def remove(node: Node, path: Path) -> Entry:
         LockedError: the node that holds it is locked.
     """
     entry = write.require(node, path)
-    holder = node if len(path) == 1 else write.require(node, path[:-1])
-    assert isinstance(holder, Node)
+    discard(node, path)
+    return entry
+
+
+def discard(node: Node, path: Path) -> None:
+    """Drop the entry under ``path`` without reading it; raises as `remove`."""
+    holder, rest = write.resolve(node, path)
+    if len(rest) > 1 or rest[0] not in holder._names():
+        raise write.missing(node, path)
     if holder._lock is not None:
         raise LockedError
-    holder._remove(path[-1])
-    return entry
+    holder._remove(rest[0])

@@ -9,15 +9,17 @@ from torch import Tensor
 
 from .._keys import is_key, path_of, short, unravel_key_to_tuple
 from .._options import option
-from .._typing import NO_DEFAULT, NestedKey
+from .._typing import NO_DEFAULT, NestedKey, Path
 from ..core import write
 from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase
 from ..core.node import Entry, Node
+from ..core.traverse import holders, map_entries, rekey
 from ..core.undo import remember
 from ..errors import LockedError, MissingKeyError
 from . import keysets, update
 from .indexing import index_entry, read_rows, write_rows
 from .keys import ItemsView, KeysView, ValuesView
+from .ragged import read_as
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,14 +53,22 @@ class MappingMethods(Node):
             return read_rows(self, index)
         return entry._value() if isinstance(entry, Leaf) else entry
 
-    def get(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+    def get(self, key: NestedKey, default: Any = NO_DEFAULT, **form: Any) -> Any:
         """The entry of a key, or ``default``; non-tensor entries come in their wrapper.
+
+        Args:
+            key: which entry.
+            default: what to return when it is missing (None without it).
+            **form: how to read an entry of a lazy stack whose rows differ in shape:
+                ``as_list=True``, ``as_padded_tensor=True`` (with ``padding_value``,
+                ``padding_side``) or ``as_nested_tensor=True`` (with ``layout``).
 
         >>> from tensordict import TensorDict
         >>> TensorDict(a=0).get("b", 1), TensorDict(a=0).get("b") is None
         (1, True)
         """
-        entry = write.fetch(self, path_of(key))
+        path = path_of(key)
+        entry = read_as(self, path, **form) if form else write.fetch(self, path)
         if entry is not None:
             return entry
         if default is NO_DEFAULT:
@@ -81,16 +91,31 @@ class MappingMethods(Node):
 
     def get_item_shape(self, key: NestedKey) -> Any:
         """The full shape of an entry, batch dimensions included."""
-        entry = write.require(self, path_of(key))
-        return entry._batch_size if isinstance(entry, Node) else entry.shape
+        holder, name = self._holder(key)
+        return holder._shape_of(name)
 
     def entry_class(self, key: NestedKey) -> type:
         """The class of an entry."""
-        return type(write.require(self, path_of(key)))
+        holder, name = self._holder(key)
+        cls = holder._class_of(name)
+        assert cls is not None
+        return cls
+
+    def _holder(self, key: NestedKey) -> tuple[Node, str]:
+        """The node that holds an entry, and its name there.
+
+        Raises:
+            KeyError: the key is not there.
+        """
+        path = path_of(key)
+        holder, rest = write.resolve(self, path)
+        if len(rest) > 1 or rest[0] not in holder._names():
+            raise write.missing(self, path)
+        return holder, rest[0]
 
     def is_non_tensor(self, key: NestedKey) -> bool:
         """Whether the entry is non-tensor data."""
-        return isinstance(write.require(self, path_of(key)), NonTensorDataBase)
+        return issubclass(self.entry_class(key), NonTensorDataBase)
 
     def __contains__(self, key: object) -> bool:
         if type(key) is str:
@@ -101,10 +126,7 @@ class MappingMethods(Node):
                 f"Cannot look up {key!r}: expected a key (a str or a tuple of str), "
                 f"got {type(key).__name__}. Use td.values() to look for a value."
             )
-        try:
-            return write.fetch(self, path) is not None
-        except MissingKeyError:
-            return False
+        return write.contains(self, path)
 
     def keys(
         self,
@@ -190,7 +212,7 @@ class MappingMethods(Node):
             non_blocking: how the value is copied to the device.
         """
         path = path_of(key)
-        if inplace and write.fetch(self, path) is not None:
+        if inplace and write.contains(self, path):
             return self.set_(key, item, non_blocking=non_blocking)
         write.assign(self, path, item, non_blocking)
         return self
@@ -292,19 +314,19 @@ class MappingMethods(Node):
 
     def replace(self, *args: Any, **kwargs: Any) -> Self:
         """A new tensordict with some entries replaced; the leaves not named are shared."""
-        out = self._like(dict(self._items()))
+        out = _copied(self)
         for source in (*args, kwargs):
             update.merge(out, source)
-        return out
+        return out  # type: ignore[no-any-return]
 
     # --- removing ------------------------------------------------------------------
 
     def __delitem__(self, key: NestedKey) -> None:
-        keysets.remove(self, path_of(key))
+        keysets.discard(self, path_of(key))
 
     def del_(self, key: NestedKey) -> Self:
         """Remove an entry; returns self."""
-        keysets.remove(self, path_of(key))
+        keysets.discard(self, path_of(key))
         return self
 
     def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
@@ -312,7 +334,7 @@ class MappingMethods(Node):
         path = path_of(key)
         if self._lock is not None:
             raise LockedError
-        if default is not NO_DEFAULT and write.fetch(self, path) is None:
+        if default is not NO_DEFAULT and not write.contains(self, path):
             return default
         entry = keysets.remove(self, path)
         return entry._value() if isinstance(entry, Leaf) else entry
@@ -330,27 +352,22 @@ class MappingMethods(Node):
 
     def clear(self) -> Self:
         """Remove all entries; returns self."""
-        keysets.replace_all(self, {})
+        keysets.replace_all(self, lambda _: {})
         return self
 
     def filter_empty_(self) -> Self:
         """Remove nested tensordicts that hold nothing."""
-        for name, entry in list(self._items()):
-            if isinstance(entry, MappingMethods):
-                entry.filter_empty_()
-                if not len(entry._names()):
-                    keysets.remove(self, (name,))
+        for holder in holders(self):
+            for name, entry in list(holder._items()):
+                if isinstance(entry, MappingMethods):
+                    entry.filter_empty_()
+                    if not len(entry._names()):
+                        keysets.discard(holder, (name,))
         return self
 
     def filter_non_tensor_data(self) -> Self:
         """A tensordict without the non-tensor entries; the leaves are shared."""
-        out: dict[str, Entry] = {}
-        for name, entry in self._items():
-            if isinstance(entry, MappingMethods):
-                out[name] = entry.filter_non_tensor_data()
-            elif not isinstance(entry, NonTensorDataBase):
-                out[name] = entry
-        return self._like(out)
+        return map_entries(self, lambda _, x: None if isinstance(x, NonTensorDataBase) else x)
 
     # --- choosing and renaming -------------------------------------------------------
 
@@ -366,17 +383,18 @@ class MappingMethods(Node):
         Raises:
             KeyError: a key is missing and ``strict``.
         """
-        chosen = keysets.pick(self, keysets.selection_of(keys), strict)
-        return self._take(chosen, inplace)
+        chosen = keysets.selection_of(keys)
+        return self._take(lambda node: keysets.pick(node, chosen, strict), inplace)
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
         """All entries but the given keys; keys that are not there are ignored."""
-        return self._take(keysets.drop(self, keysets.selection_of(keys)), inplace)
+        dropped = keysets.selection_of(keys)
+        return self._take(lambda node: keysets.drop(node, dropped), inplace)
 
-    def _take(self, entries: dict[str, Entry], inplace: bool) -> Self:
+    def _take(self, fn: Callable[[Node], dict[str, Entry]], inplace: bool) -> Self:
         if not inplace:
-            return self._like(entries)
-        keysets.replace_all(self, entries)
+            return rekey(self, fn)
+        keysets.replace_all(self, fn)
         return self
 
     def split_keys(
@@ -396,12 +414,13 @@ class MappingMethods(Node):
             strict: a missing key without a default is an error.
             reproduce_struct: keep the (emptied) nested tensordicts in every part.
         """
-        parts, rest = keysets.split(self, [list(s) for s in key_sets], strict, default)
-        out = [self._like(part) for part in parts]
+        sets = [list(s) for s in key_sets]
+        split = {id(node): keysets.split(node, sets, strict, default) for node in holders(self)}
+        out = [rekey(self, lambda node, i=i: split[id(node)][0][i]) for i in range(len(sets))]  # type: ignore[misc]
         if reproduce_struct:
             for part in out:
                 _same_nodes(self, part)
-        return (*out, self._take(rest, inplace))
+        return (*out, self._take(lambda node: split[id(node)][1], inplace))
 
     def separates(
         self,
@@ -443,19 +462,23 @@ class MappingMethods(Node):
         Raises:
             KeyError: two entries would get the same key.
         """
-        flat = keysets.flatten(self, separator, is_leaf)
-        entries = {name: entry for name, (_, entry) in flat.items()}
+        paths: dict[str, Path] = {}
+
+        def flat(node: Node) -> dict[str, Entry]:
+            found = keysets.flatten(node, separator, is_leaf)
+            paths.update({name: path for name, (path, _) in found.items()})
+            return {name: entry for name, (_, entry) in found.items()}
+
         if inplace:
-            return self._take(entries, True)
-        paths = {name: path for name, (path, _) in flat.items()}
+            return self._take(flat, True)
 
         def write_back(source: Node, result: Node) -> None:
-            update.restore(
-                source,
-                [(paths.get(k) or tuple(k.split(separator)), e) for k, e in result._items()],
-            )
+            for node, changed in zip(holders(source), holders(result)):
+                items = changed._items()
+                pairs = [(paths.get(k) or tuple(k.split(separator)), e) for k, e in items]
+                update.restore(node, pairs)
 
-        out: Self = remember(self._like(entries), self, write_back)
+        out: Self = remember(rekey(self, flat), self, write_back)
         return out
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
@@ -464,15 +487,19 @@ class MappingMethods(Node):
         Raises:
             KeyError: a key clashes with an entry that is there.
         """
-        entries = keysets.unflatten(self, separator)
+
+        def nested(node: Node) -> dict[str, Entry]:
+            return keysets.unflatten(node, separator)
+
         if inplace:
-            return self._take(entries, True)
+            return self._take(nested, True)
 
         def write_back(source: Node, result: Node) -> None:
-            flat = keysets.flatten(result, separator, None)
-            update.restore(source, [((name,), entry) for name, (_, entry) in flat.items()])
+            for node, changed in zip(holders(source), holders(result)):
+                flat = keysets.flatten(changed, separator, None)
+                update.restore(node, [((name,), entry) for name, (_, entry) in flat.items()])
 
-        out: Self = remember(self._like(entries), self, write_back)
+        out: Self = remember(rekey(self, nested), self, write_back)
         return out
 
 

@@ -14,7 +14,7 @@ from ..core.devices import as_device
 from ..core.node import KEEP, Node
 from ..core.sizes import as_size, common_prefix, wrap_dim
 from ..core.structural import DimNames
-from ..core.traverse import entries_with_path, leaves, nodes_with_path
+from ..core.traverse import entries_with_path, leaves, map_entries, nodes_with_path, rekey
 from ..core.undo import remember
 from ..errors import BatchSizeError, EntryTypeError, TensorDictError
 
@@ -114,16 +114,7 @@ class MetadataMethods(Node):
             batch_dims: at most this many dimensions.
             keep_compliant_size: leave nested batch sizes that already fit as they are.
         """
-        for _, node in reversed(list(nodes_with_path(self))):
-            limit = batch_dims if node is self or batch_dims is None else None
-            size = common_prefix(
-                (e._batch_size if isinstance(e, Node) else e.shape for _, e in node._items()), limit
-            )
-            own = node._batch_size
-            if keep_compliant_size and own and size[: len(own)] == own:
-                continue
-            node._batch_size = size
-            node._dim_names = None if len(own) != len(size) else node._dim_names
+        _fit_batch(self, batch_dims, keep_compliant_size)
         return self
 
     # --- device -----------------------------------------------------------------------
@@ -181,12 +172,7 @@ class MetadataMethods(Node):
     @names.setter
     def names(self, value: Sequence[str | None] | None) -> None:
         names = None if value is None else check_names(value, self._batch_size)
-        for _, node in nodes_with_path(self):
-            if names is None:
-                node._dim_names = None
-            else:
-                tail = node._dim_names or [None] * len(node._batch_size)
-                node._dim_names = [*names, *tail[len(names) :]]
+        _set_names(self, names)
 
     def refine_names(self, *names: Any) -> Self:
         """Fill in names that are missing; ``...`` stands for the rest.
@@ -293,8 +279,13 @@ class MetadataMethods(Node):
         """A tensordict of the data pointers of the leaves, as int64 tensors of shape ``[]``."""
         pick = (lambda x: x.untyped_storage().data_ptr()) if storage else (lambda x: x.data_ptr())
         out = self._map(lambda x: torch.tensor(pick(x)))
-        for _, node in nodes_with_path(out):
-            node._batch_size = Size([])
+        for _, node in reversed(list(nodes_with_path(out))):
+            members = node._members()
+            if members is None:
+                node._batch_size = Size([])
+            else:
+                node._stack_dim = 0  # type: ignore[attr-defined]
+                node._batch_size = Size([len(members), *members[0]._batch_size])
             node._dim_names = None
             node._device = None
         return out
@@ -313,11 +304,9 @@ class MetadataMethods(Node):
             recurse: keep the (empty) nested tensordicts.
             batch_size, device, names: other metadata for the result.
         """
-        entries: dict[str, Any] = {}
-        if recurse:
-            for name, entry in self._items():
-                if isinstance(entry, MetadataMethods):
-                    entries[name] = entry.empty(True)
+        bare = map_entries(self, lambda _, entry: None) if recurse else rekey(self, lambda _: {})
+        if batch_size is None and device is NO_DEFAULT and names is NO_DEFAULT:
+            return bare
         size = KEEP if batch_size is None else as_size(batch_size)
         dim_names: Any = KEEP if size is KEEP else None
         if names is not NO_DEFAULT:
@@ -329,7 +318,7 @@ class MetadataMethods(Node):
         where: Any = KEEP
         if device is not NO_DEFAULT:
             where = None if device is None else as_device(device)
-        return self._like(entries, size, dim_names, where)
+        return bare._like(dict(bare._items()), size, dim_names, where)
 
 
 def _locked(source: Node, _: Node) -> None:
@@ -353,9 +342,73 @@ def _place(x: Any) -> Any:
         return id(x)
 
 
+def _fit_batch(node: Any, limit: int | None, keep: bool) -> None:
+    """Set the largest batch size that all entries share, below first."""
+    own = node._batch_size
+    members = node._members()
+    if members is None:
+        for child in node._children():
+            _fit_batch(child, None, keep)
+        shapes = (e._batch_size if isinstance(e, Node) else e.shape for _, e in node._items())
+        size = common_prefix(shapes, limit)
+    else:
+        dim = node.stack_dim
+        for member in members:
+            _fit_batch(member, None if limit is None else max(dim, limit - 1), keep)
+        inner = common_prefix(member._batch_size for member in members)
+        for member in members:
+            _set_batch(member, inner)
+        size = Size([*inner[:dim], len(members), *inner[dim:]])
+    if keep and own and size[: len(own)] == own:
+        return
+    node._batch_size = size
+    node._dim_names = None if len(own) != len(size) else node._dim_names
+
+
+def _set_names(node: Any, names: DimNames | None) -> None:
+    """Set the names of the leading dimensions, here and below."""
+    if names is None:
+        whole = None
+    else:
+        tail = node._dim_names or [None] * len(node._batch_size)
+        whole = [*names, *tail[len(names) :]]
+    node._dim_names = whole
+    members = node._members()
+    if members is None:
+        for child in node._children():
+            _set_names(child, names)
+        return
+    dim = node.stack_dim
+    for member in members:
+        _set_names(member, None if whole is None else [*whole[:dim], *whole[dim + 1 :]])
+
+
+def _inner_size(node: Any, size: Size) -> Size:
+    """The part of a stack's batch size that is its members'.
+
+    Raises:
+        BatchSizeError: the size does not have the stack's dimension.
+    """
+    dim, n = node.stack_dim, len(node._members())
+    if len(size) <= dim or size[dim] != n:
+        raise BatchSizeError(
+            f"Cannot give a lazy stack of {n} along dimension {dim} the batch size {list(size)}: "
+            f"expected size {n} there. Call to_tensordict() first."
+        )
+    return size[:dim] + size[dim + 1 :]
+
+
 def _check_batch(node: Node, size: Size) -> None:
+    members = node._members()
+    if members is not None:
+        inner = _inner_size(node, size)
+        for member in members:
+            _check_batch(member, inner)
+        return
+    for child in node._children():
+        _check_batch(child, size)
     n = len(size)
-    for path, entry in entries_with_path(node):
+    for path, entry in [((name,), e) for name, e in node._items() if not isinstance(e, Node)]:
         if entry.shape[:n] != size and not (
             not isinstance(entry, torch.Tensor) and size[: entry.ndim] == entry.shape
         ):
@@ -367,7 +420,12 @@ def _check_batch(node: Node, size: Size) -> None:
 
 def _set_batch(node: Node, size: Size) -> None:
     old = node._batch_size
-    for name, entry in list(node._items()):
+    members = node._members()
+    if members is not None:
+        inner = _inner_size(node, size)
+        for member in members:
+            _set_batch(member, inner)
+    for name, entry in list(node._items()) if members is None else ():
         if isinstance(entry, Node):
             if entry._batch_size[: len(size)] != size:
                 _set_batch(entry, size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from .._keys import path_of, unravel_key_to_tuple
@@ -43,6 +44,10 @@ class Writes:
 
     def into(self, node: Node, path: Path, value: Any) -> None:
         """Plan to write ``value`` into the entry that exists under ``path``."""
+        holder, rest = write.resolve(node, path)
+        if len(rest) == 1 and holder._members() is not None:
+            self.into_members(holder, rest, value)
+            return
         entry = write.require(node, path)
         if isinstance(entry, Tensor):
             self.copies.append((entry, write.write_into(entry, value, path)))
@@ -60,16 +65,54 @@ class Writes:
             assert isinstance(parent, Node)
             self.stores.append((parent, path[-1:], write.entry_of(parent, value, path)))
 
-    def merge(
-        self, node: Node, source: Any, inplace: bool = False, keep: set[Path] | None = None
-    ) -> None:
-        """Plan to merge a mapping into a node, recursing where both sides are nested."""
+    def into_all(self, node: Node, source: Any, keep: set[Path] | None) -> None:
+        """Plan to write every item of ``source`` into the entry of its key."""
+        members = node._members()
+        if members is not None and isinstance(source, Node):
+            for member, share in zip(members, node._shares(source, len(source._batch_size))):
+                self.into_all(member, share, keep)
+            return
         for key, value in items_of(source):
             path = path_of(key)
             below = _below(keep, path)
             if below is _NONE:
                 continue
-            entry = write.fetch(node, path)
+            if below is not None:
+                for name, item in items_of(value):
+                    if (name,) in below:
+                        self.into(node, (*path, name), item)
+            else:
+                self.into(node, path, value)
+
+    def into_members(self, stack: Node, path: Path, value: Any) -> None:
+        """Plan to write each member's share of ``value`` into the members of a stack."""
+        members = stack._members() or ()
+        ndim = 1
+        for member in members:
+            entry = write.require(member, path)
+            own = entry._batch_size if isinstance(entry, Node) else entry.shape
+            ndim = max(ndim, len(own) + 1)
+            if isinstance(entry, Tensor) and not isinstance(value, (Tensor, Node, Leaf)):
+                value = torch.as_tensor(value, device=entry.device)
+        for member, share in zip(members, stack._shares(value, ndim)):
+            self.into(member, path, share)
+
+    def merge(
+        self, node: Node, source: Any, inplace: bool = False, keep: set[Path] | None = None
+    ) -> None:
+        """Plan to merge a mapping into a node, recursing where both sides are nested."""
+        members = node._members()
+        if members is not None and isinstance(source, Node):
+            shares = node._shares(source, len(source._batch_size))
+            for member, share in zip(members, shares):
+                self.merge(member, share, inplace, keep)
+            return
+        for key, value in items_of(source):
+            path = path_of(key)
+            below = _below(keep, path)
+            if below is _NONE:
+                continue
+            entry: Any = write.fetch(node, path) if node._members() is None else _seen(node, path)
             if isinstance(entry, Node) and isinstance(value, (Mapping, Node)):
                 if isinstance(value, Node) and value._batch_size != entry._batch_size:
                     _same_batch(entry, value, path)
@@ -81,6 +124,15 @@ class Writes:
 
 
 _NONE: Any = object()
+
+
+def _seen(stack: Node, path: Path) -> Any:
+    """A nested node of a stack, True for another entry (which may be ragged), None for none."""
+    if not write.contains(stack, path):
+        return None
+    holder, rest = write.resolve(stack, path)
+    cls = holder._class_of(rest[0])
+    return holder._fetch(rest[0]) if cls is not None and issubclass(cls, Node) else True
 
 
 def _below(keep: set[Path] | None, path: Path) -> Any:
@@ -136,18 +188,7 @@ def write_all(
         KeyError: a key of ``source`` is not in ``node``.
     """
     writes = Writes(non_blocking)
-    keep = _paths(keys_to_update)
-    for key, value in items_of(source):
-        path = path_of(key)
-        below = _below(keep, path)
-        if below is _NONE:
-            continue
-        if below is not None:
-            for name, item in items_of(value):
-                if (name,) in below:
-                    writes.into(node, (*path, name), item)
-        else:
-            writes.into(node, path, value)
+    writes.into_all(node, source, _paths(keys_to_update))
     writes.run()
 
 
