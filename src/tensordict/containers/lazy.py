@@ -19,9 +19,10 @@ from ..core.leaf import Leaf, NonTensorDataBase, join
 from ..core.node import KEEP, Entry, Node
 from ..core.registry import register_node
 from ..core.sizes import insert, wrap_dim
-from ..core.structural import DimNames, Pick, StructuralOp
-from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError, TensorDictError
+from ..core.structural import DimNames, StructuralOp
+from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
 from ..ops.ragged import read_as
+from ..ops.shape import Pick
 from .base import TensorDictBase
 from .dense import TensorDict
 from .lazy_shape import restructure
@@ -126,21 +127,6 @@ class LazyStackedTensorDict(TensorDictBase):
     def stack_dim(self) -> int:
         """The batch dimension that numbers the members."""
         return self._stack_dim
-
-    @property
-    def device(self) -> torch.device | None:
-        """The device attribute that all members have.
-
-        Raises:
-            RuntimeError: the members' devices differ.
-        """
-        if self._device is None:
-            devices = {member._device for member in self._stacked}
-            if len(devices) > 1:
-                raise TensorDictError(
-                    f"devices differ, got {' and '.join(sorted(str(d) for d in devices))}"
-                )
-        return self._device
 
     # --- dense forms ------------------------------------------------------------------
 
@@ -252,8 +238,10 @@ class LazyStackedTensorDict(TensorDictBase):
         if isinstance(first, Node):
             _same_kind(name, column, Node)
             bare = self._new([entry._bare() for entry in column], self._stack_dim)
-            return first._dress(bare)  # type: ignore[no-any-return]
+            return first._dress(bare)
         _same_kind(name, column, Leaf)
+        if not isinstance(first, NonTensorDataBase) and all(entry is first for entry in column):
+            return first
         return join(column, self._stack_dim, new_dim=True)
 
     def _class_of(self, name: str) -> type | None:

@@ -8,15 +8,33 @@ and the result is put together from the rows that it names.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Size, Tensor
 
-from ..core.structural import Pick, StructuralOp
+from ..core.leaf import NonTensorData
+from ..core.structural import StructuralOp
+from ..core.traverse import map_entries
 from ..errors import ShapeError
 from ..ops.indexing import Index, Rows, Select
+from ..ops.shape import (
+    Broadcast,
+    Expand,
+    Flatten,
+    Narrow,
+    Pad,
+    Permute,
+    Pick,
+    Reshape,
+    Squeeze,
+    Transpose,
+    Unflatten,
+    Unsqueeze,
+    View,
+)
 
 _FULL = slice(None)
 
@@ -39,7 +57,11 @@ def restructure(stack: Any, op: StructuralOp) -> Any:
     """The stack after an operation on its batch dimensions."""
     fn = RULES.get(type(op))
     out = None if fn is None else fn(stack, op)
-    return by_rows(stack, op) if out is None else out
+    if out is not None:
+        return out
+    if isinstance(op, StructuralOp) and op.moves_rows:
+        return by_rows(stack, op)
+    return stack.densify()._restructure(op)
 
 
 def named(out: Any, stack: Any, op: StructuralOp) -> Any:
@@ -61,10 +83,14 @@ def _select(stack: Any, op: Select) -> Any:
 def _pick(stack: Any, op: Pick) -> Any:
     dim = stack._stack_dim
     if op.dim == dim:
-        return stack._stacked[op.i]
-    inner = Pick(op.dim - (op.dim > dim), op.i)
+        return stack._stacked[op.row]
+    return _each(stack, op, Pick(op.dim - (op.dim > dim), op.row), dim - (op.dim < dim))
+
+
+def _each(stack: Any, op: StructuralOp, inner: StructuralOp, dim: int) -> Any:
+    """Every member after ``inner``, stacked along ``dim``."""
     members = [member._restructure(inner) for member in stack._stacked]
-    return named(stack._new(members, dim - (op.dim < dim)), stack, op)
+    return named(stack._new(members, dim), stack, op)
 
 
 @rule(Rows)
@@ -80,7 +106,7 @@ def _rows(stack: Any, op: Rows) -> Any:
 @rule(Index)
 def _index(stack: Any, op: Index) -> Any:
     dim, n = stack._stack_dim, len(stack._stacked)
-    at, consumed = _item_at(op.parts, dim)
+    at = _item_at(op.parts, dim)
     if at is None:  # a part of another kind, or a mask, covers the stack dimension
         return None
     rest = [*op.parts[:at], *op.parts[at + 1 :]] if at < len(op.parts) else list(op.parts)
@@ -108,17 +134,20 @@ def _index(stack: Any, op: Index) -> Any:
     return named(stack._new(members, where.index("stack")), stack, op)
 
 
-def _item_at(parts: tuple[Any, ...], dim: int) -> tuple[int | None, int]:
-    """Position of the index item that consumes a batch dimension (the end when none does)."""
+def _item_at(parts: tuple[Any, ...], dim: int) -> int | None:
+    """Position of the index item that consumes a batch dimension; the end when none does.
+
+    None when the item is a mask over that dimension and others.
+    """
     used = 0
     for at, part in enumerate(parts):
         if part is None or type(part) is bool:
             continue
         width = part.ndim if isinstance(part, Tensor) and part.dtype is torch.bool else 1
         if used <= dim < used + width:
-            return (at if width == 1 else None), used
+            return at if width == 1 else None
         used += width
-    return len(parts), used
+    return len(parts)
 
 
 def _sub(member: Any, parts: list[Any]) -> Any:
@@ -140,6 +169,130 @@ def _nothing(stack: Any, op: StructuralOp) -> Any:
     return stack.densify()._restructure(op)
 
 
+# --- another shape -------------------------------------------------------------------------
+
+
+@rule(View, Reshape)
+def _view(stack: Any, op: View) -> Any:
+    batch, dim = stack._batch_size, stack._stack_dim
+    if op.ndim < len(batch):
+        return None
+    at = _kept_at(batch, dim, op.shape)
+    if at is None:
+        return None
+    inner = type(op)(op.shape[:at] + op.shape[at + 1 :], op.ndim - 1)
+    return _each(stack, op, inner, at)
+
+
+def _kept_at(batch: Size, dim: int, shape: Size) -> int | None:
+    """Where a dimension is after a change of shape that leaves it whole, None if it does not."""
+    before = math.prod(batch[:dim])
+    for at, n in enumerate(shape):
+        if n == batch[dim] and math.prod(shape[:at]) == before:
+            return at
+    return None
+
+
+@rule(Flatten)
+def _flatten(stack: Any, op: Flatten) -> Any:
+    dim = stack._stack_dim
+    if op.start <= dim <= op.end:
+        return None
+    after = op.start > dim
+    n = op.end - op.start
+    inner = Flatten(op.start - after, op.end - after, op.n)
+    return _each(stack, op, inner, dim if after else dim - n)
+
+
+@rule(Unflatten)
+def _unflatten(stack: Any, op: Unflatten) -> Any:
+    dim = stack._stack_dim
+    if op.dim == dim:
+        return None
+    after = op.dim > dim
+    inner = Unflatten(op.dim - after, op.sizes)
+    return _each(stack, op, inner, dim if after else dim + len(op.sizes) - 1)
+
+
+@rule(Unsqueeze)
+def _unsqueeze(stack: Any, op: Unsqueeze) -> Any:
+    dim = stack._stack_dim
+    after = op.dim > dim
+    return _each(stack, op, Unsqueeze(op.dim - after), dim if after else dim + 1)
+
+
+@rule(Squeeze)
+def _squeeze(stack: Any, op: Squeeze) -> Any:
+    dim = stack._stack_dim
+    dims = tuple([d - (d > dim) for d in op.dims if d != dim])
+    if dim in op.dims:
+        member = stack._stacked[0]
+        return member._restructure(Squeeze(dims)) if dims else member
+    return _each(stack, op, Squeeze(dims), dim - sum(d < dim for d in op.dims))
+
+
+@rule(Permute)
+def _permute(stack: Any, op: Permute) -> Any:
+    dim = stack._stack_dim
+    if dim >= len(op.dims):
+        return _each(stack, op, op, dim)
+    inner = Permute(tuple([d - (d > dim) for d in op.dims if d != dim]))
+    return _each(stack, op, inner, op.dims.index(dim))
+
+
+@rule(Transpose)
+def _transpose(stack: Any, op: Transpose) -> Any:
+    dims = list(range(len(stack._batch_size)))
+    dims[op.dim0], dims[op.dim1] = dims[op.dim1], dims[op.dim0]
+    return _permute(stack, Permute(tuple(dims)))
+
+
+@rule(Expand, Broadcast)
+def _expand(stack: Any, op: Expand) -> Any:
+    dim = stack._stack_dim
+    if dim >= op.ndim:
+        return _each(stack, op, op, dim + len(op.shape) - op.ndim)
+    at = dim + len(op.shape) - op.ndim
+    inner = type(op)(op.shape[:at] + op.shape[at + 1 :], op.ndim - 1)
+    members = [member._restructure(inner) for member in stack._stacked]
+    if op.shape[at] != len(members):
+        members *= op.shape[at]
+    return named(stack._new(members, at), stack, op) if members else None
+
+
+@rule(Narrow)
+def _narrow(stack: Any, op: Narrow) -> Any:
+    dim = stack._stack_dim
+    if op.dim != dim:
+        return _each(stack, op, Narrow(op.dim - (op.dim > dim), op.start, op.length), dim)
+    members = stack._stacked[op.start : op.start + op.length]
+    return named(stack._new(members, dim), stack, op) if members else _nothing(stack, op)
+
+
+@rule(Pad)
+def _pad(stack: Any, op: Pad) -> Any:
+    dim = stack._stack_dim
+    if dim >= len(op.pads):
+        return _each(stack, op, op, dim)
+    before, after = op.pads[dim]
+    inner = Pad(op.pads[:dim] + op.pads[dim + 1 :], op.value)
+    members = [member._restructure(inner) for member in stack._stacked]
+    head = [_filled(members[0], op.value) for _ in range(before)]
+    tail = [_filled(members[-1], op.value) for _ in range(after)]
+    return named(stack._new([*head, *members, *tail], dim), stack, op)
+
+
+def _filled(node: Any, value: float) -> Any:
+    """A node of the same structure with one value everywhere, None in non-tensor entries."""
+
+    def fill(_: Any, entry: Any) -> Any:
+        if isinstance(entry, Tensor):
+            return torch.full_like(entry, value)
+        return NonTensorData._new(None, entry._batch_size, entry._device)
+
+    return map_entries(node, fill)
+
+
 # --- any other operation: by row numbers ---------------------------------------------------
 
 
@@ -154,8 +307,8 @@ def by_rows(stack: Any, op: StructuralOp) -> Any:
     inner = batch[:dim] + batch[dim + 1 :]
     column = [1] * len(batch)
     column[dim] = batch[dim]
-    member = op.leaf(torch.arange(batch[dim]).view(column).expand(batch).contiguous())
-    row = op.leaf(torch.arange(inner.numel()).view(inner).unsqueeze(dim).expand(batch).contiguous())
+    member = op.rows(torch.arange(batch[dim]).view(column).expand(batch).contiguous())
+    row = op.rows(torch.arange(inner.numel()).view(inner).unsqueeze(dim).expand(batch).contiguous())
     if not member.numel():
         return _nothing(stack, op)
     return named(_assemble(stack, member, row, inner), stack, op)
@@ -179,25 +332,8 @@ def _take(member: Any, row: Tensor, inner: Size) -> Any:
     if row.shape == inner and torch.equal(row.reshape(-1), torch.arange(inner.numel())):
         return member
     if not inner:
-        return member._restructure(_Fill(row.shape))
-    return member._restructure(Index(torch.unravel_index(row, inner), inner))
-
-
-class _Fill:
-    """A batch without dimensions expanded to a shape."""
-
-    __slots__ = ("shape",)
-
-    keeps_lock = False
-
-    def __init__(self, shape: Size) -> None:
-        self.shape = shape
-
-    def size(self, batch: Size) -> Size:
-        return self.shape + batch
-
-    def names(self, names: Any) -> None:
-        return None
-
-    def leaf(self, x: Tensor) -> Tensor:
-        return x.expand(self.shape + x.shape)
+        return member._restructure(Expand(row.shape, 0))
+    place = torch.unravel_index(row, inner)
+    if not row.ndim:  # one row: numbers, which give views
+        return member._restructure(Index(tuple([int(i) for i in place]), inner))
+    return member._restructure(Index(place, inner))

@@ -20,11 +20,14 @@ class StructuralOp:
 
     Attributes:
         keeps_lock: whether the result of a locked tree is locked.
+        moves_rows: whether the result holds rows of the tree, as they are (and new ones);
+            False when it computes with them, as a reduction does.
     """
 
     __slots__ = ()
 
     keeps_lock: bool = True
+    moves_rows: bool = True
 
     def size(self, batch: Size) -> Size:
         """The batch size that ``batch`` (the root's, or a nested longer one) becomes."""

@@ -112,6 +112,14 @@ def entries_beside(node: Node, other: Node) -> list[Entry | None]:
 
 
 def _beside(node: Node, other: Node | None, out: list[Entry | None]) -> None:
+    members = node._members()
+    if members is not None:
+        rows = None if other is None else other._members()
+        for i, member in enumerate(members):
+            # A tree that is no such stack says the same to every member.
+            same = rows is None or len(rows) != len(members)
+            _beside(member, other if same else rows[i], out)  # type: ignore[index]
+        return
     for name, entry in node._items():
         theirs = None if other is None else other._fetch(name)
         if isinstance(entry, Tensor):
@@ -162,7 +170,20 @@ def zip_map(
         visit: ``visit(path, entry, theirs)`` returns the new entry, None to drop it, or
             `DESCEND` to go into a node.
         build: ``build(path, node, entries)`` makes the new node, or None to drop it.
+
+    Of a stack, each member is walked along the rows of the other trees; a member that is
+    dropped is empty in the result, which is None when all are dropped.
     """
+    members = node._members()
+    if members is not None:
+        rows = [
+            node._shares(x, len(x._batch_size)) if isinstance(x, Node) else [None] * len(members)
+            for x in others
+        ]
+        made = [zip_map(m, row, visit, build, prefix) for m, *row in zip(members, *rows)]
+        if all(new is None for new in made):
+            return None
+        return node._regroup([m._like({}) if x is None else x for m, x in zip(members, made)])
     out: dict[str, Entry] = {}
     for name, entry in node._items():
         path = (*prefix, name)
@@ -225,6 +246,44 @@ def fold(
         for name, entry in node._items()
     }
     return on_node(node, values)
+
+
+def spread(node: Node, value: Tensor) -> list[Tensor]:
+    """A tensor that broadcasts to the batch of a node, as each of its leaves meets it.
+
+    Args:
+        node: any tree.
+        value: shape ``[*B']``, which broadcasts to the batch size ``[*B]`` of the same length.
+
+    Returns:
+        For each of ``leaves(node)`` a view with one dimension of size 1 for each of its
+        feature dimensions; for leaves in a stack, the row of ``value`` that is theirs.
+    """
+    out: list[Tensor] = []
+    _spread(node, value, out)
+    return out
+
+
+def _spread(node: Any, value: Tensor, out: list[Tensor]) -> None:
+    members = node._members()
+    if members is not None:
+        dim = node.stack_dim
+        for i, member in enumerate(members):
+            if value.ndim <= dim:
+                _spread(member, value, out)
+            else:
+                _spread(member, value.select(dim, i if value.shape[dim] > 1 else 0), out)
+        return
+    views: dict[int, Tensor] = {}  # one for each rank among the leaves, not one for each leaf
+    for _, entry in node._items():
+        if isinstance(entry, Tensor):
+            view = views.get(entry.ndim)
+            if view is None:
+                view = value.reshape(value.shape + (1,) * (entry.ndim - value.ndim))
+                views[entry.ndim] = view
+            out.append(view)
+        elif isinstance(entry, Node):
+            _spread(entry, value, out)
 
 
 def leaves_like(node: Node, other: Node) -> list[Tensor]:

@@ -73,6 +73,11 @@ def describe(node: Node, *, alignment: int = 64, pack_below: int = 1 << 16) -> D
         schema.kinds.append(child.kind)
         schema.headers.append(child._header())
         schema.locked.append(child._lock is not None)
+        members = child._members()
+        if members is not None:  # a stack: its members stand for its entries
+            schema.keys.append([str(i) for i in range(len(members))])
+            schema.entries.append(NODE * len(members))
+            continue
         schema.keys.append(list(child._names()))
         entries = [entry for _, entry in child._items()]
         if _PLAIN.issuperset(map(type, entries)) and _all_strided(entries):

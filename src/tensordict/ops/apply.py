@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from ..core.devices import as_device
 from ..core.leaf import Leaf
 from ..core.node import KEEP, Entry, Node
 from ..core.sizes import as_size
-from ..core.traverse import DESCEND, leaves, leaves_like, nodes_with_path, zip_map
+from ..core.traverse import DESCEND, leaves, leaves_like, nodes_with_path, parts, zip_map
 from ..errors import EntryTypeError, StructureError, table_of
 from . import update
 from .inplace import write_each
@@ -206,7 +206,7 @@ def _same(x: Tensor) -> Tensor:
 
 def _copy_each(node: Node, source: Node, non_blocking: bool) -> bool:
     """Copy leaf by leaf between trees that agree; False when there is more to decide."""
-    if any(isinstance(e, Leaf) for _, part in nodes_with_path(source) for _, e in part._items()):
+    if any(isinstance(e, Leaf) for _, part in nodes_with_path(source) for _, e in parts(part)):
         return False
     try:
         ys = leaves_like(node, source)
@@ -315,16 +315,25 @@ def _alike(xs: Sequence[Tensor], ys: Sequence[Any]) -> bool:
     return True
 
 
-def _assembled(node: Any, results: Sequence[Any], request: Request) -> Any:
+def _assembled(node: Any, results: Iterable[Any], request: Request) -> Any:
     """The tree of the results, or None when it is dropped itself."""
     todo = iter(results)
+    members = node._members()
+    if members is not None and (request.batch_size is not None or request.names is not KEEP):
+        inner = _of_members(node, request)
+        made = [_assembled(member, todo, inner) for member in members]
+        if all(x is None for x in made):
+            return None
+        return node._regroup([m._like({}) if x is None else x for m, x in zip(members, made)])
     size, device = request.batch_size, request.device
 
     def visit(path: Path, entry: Entry, theirs: list[Entry | None]) -> Any:
         if request.picks(entry):
             return next(todo)
+        if isinstance(entry, Node):
+            return DESCEND if entry._members() is None else _assembled(entry, todo, request)
         if not isinstance(entry, Leaf):
-            return DESCEND if isinstance(entry, Node) else entry
+            return entry
         new_size = entry._batch_size if size is None else size
         return entry._with(new_size, entry._device if device is KEEP else device)
 
@@ -337,6 +346,21 @@ def _assembled(node: Any, results: Sequence[Any], request: Request) -> Any:
         return blank._like(checked)
 
     return zip_map(node, (), visit, build)
+
+
+def _of_members(stack: Any, request: Request) -> Request:
+    """The request for each member of a stack: the sizes and names without its dimension."""
+    dim, n, size = stack.stack_dim, len(stack._members()), request.batch_size
+    if size is not None and (len(size) <= dim or size[dim] != n):
+        raise EntryTypeError(
+            f"Cannot apply to a lazy stack of {n} along dimension {dim} with batch_size={list(size)}: "
+            f"expected size {n} there."
+        )
+    names = request.names
+    if names is not KEEP and names is not None:
+        names = [*names[:dim], *names[dim + 1 :]]
+    inner = None if size is None else size[:dim] + size[dim + 1 :]
+    return replace(request, batch_size=inner, names=names)
 
 
 def _names(part: Node, request: Request) -> Any:

@@ -15,7 +15,7 @@ from ..core import write
 from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase, compare
 from ..core.node import Entry, Node
 from ..core.torch_function import implements
-from ..core.traverse import DESCEND, leaves, leaves_like, nodes_with_path, zip_map
+from ..core.traverse import DESCEND, leaves, leaves_like, nodes_with_path, parts, zip_map
 from ..errors import StructureError
 from .build import install_method
 from .operands import accepts, pair, refuse
@@ -78,7 +78,7 @@ def _values(node: Node) -> dict[Path, NonTensorDataBase]:
     return {
         (*path, name): entry
         for path, part in nodes_with_path(node)
-        for name, entry in part._items()
+        for name, entry in parts(part)
         if isinstance(entry, NonTensorDataBase)
     }
 
@@ -125,9 +125,7 @@ def _compared(node: Any, other: Any, fn: Callable[..., Tensor], name: str) -> An
 
 def _with_values(result: Any, other: Any, name: str) -> Any:
     """The tree of booleans with its non-tensor entries compared too."""
-    if not any(
-        isinstance(e, Leaf) for _, part in nodes_with_path(result) for _, e in part._items()
-    ):
+    if not any(isinstance(e, Leaf) for _, part in nodes_with_path(result) for _, e in parts(part)):
         return result
 
     def visit(path: Path, entry: Entry, theirs: list[Entry | None]) -> Any:

@@ -317,7 +317,7 @@ class MappingMethods(Node):
         out = _copied(self)
         for source in (*args, kwargs):
             update.merge(out, source)
-        return out  # type: ignore[no-any-return]
+        return out
 
     # --- removing ------------------------------------------------------------------
 

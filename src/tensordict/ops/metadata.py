@@ -122,6 +122,15 @@ class MetadataMethods(Node):
     @property
     def device(self) -> torch.device | None:
         """The device that entries are moved to when written; None moves nothing. Not settable."""
+        if self._device is None:
+            members = self._members()
+            devices = {member._device for member in members or ()}
+            if len(devices) > 1:
+                names = " and ".join(sorted(str(device) for device in devices))
+                raise TensorDictError(
+                    f"devices differ, got {names}: the members of this lazy stack are not on one "
+                    f"device. Ask its members."
+                )
         return self._device
 
     @device.setter

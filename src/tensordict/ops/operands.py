@@ -21,10 +21,10 @@ from torch import Size, Tensor
 from .._keys import short
 from .._typing import Path
 from ..core.node import Entry, Node
-from ..core.structural import DimNames
-from ..core.traverse import leaves, leaves_like, leaves_with_path, map_entries
+from ..core.traverse import leaves, leaves_like, leaves_with_path, map_entries, spread
 from ..core.write import commit
 from ..errors import BatchSizeError, EntryTypeError, ShapeError, StructureError
+from .shape import Expand
 
 # A number, or one tensor for each leaf.
 Number: TypeAlias = "int | float | bool | complex | torch.SymInt | torch.SymFloat"
@@ -76,8 +76,9 @@ def pair(node: Any, other: Any, name: str) -> tuple[Any, Values]:
     if other.ndim and batch:
         size = _common(batch, other.shape, name)
         if size != batch:
-            node = node._restructure(_Expand(batch, size))
-        return node, _per_rank(other, len(size), leaves(node))
+            node = node._restructure(Expand(size, len(batch)))
+        value = other.reshape((1,) * (len(size) - other.ndim) + other.shape)
+        return node, spread(node, value)
     return node, [other] * len(leaves(node))
 
 
@@ -161,26 +162,13 @@ def same_keys(node: Node, other: Node) -> bool:
     return True
 
 
-def _per_rank(value: Tensor, ndim: int, xs: Sequence[Tensor]) -> list[Tensor]:
-    # One view for each rank among the leaves, not one for each leaf.
-    views: dict[int, Tensor] = {}
-    out: list[Tensor] = []
-    for x in xs:
-        rank = x.ndim
-        view = views.get(rank)
-        if view is None:
-            view = views[rank] = value.reshape(value.shape + (1,) * (rank - ndim))
-        out.append(view)
-    return out
-
-
 def _broadcast(node: Any, other: Any, name: str) -> tuple[Any, Any]:
     a, b = node._batch_size, other._batch_size
     size = _common(a, b, name)
     if size != a:
-        node = node._restructure(_Expand(a, size))
+        node = node._restructure(Expand(size, len(a)))
     if size != b:
-        other = other._restructure(_Expand(b, size))
+        other = other._restructure(Expand(size, len(b)))
     return node, other
 
 
@@ -192,23 +180,3 @@ def _common(a: Size, b: Size, name: str) -> Size:
             f"Cannot {name}: batch size {list(a)} does not broadcast with {list(b)}. The operand is "
             f"matched to the batch dimensions."
         ) from None
-
-
-class _Expand:
-    """A batch size expanded to a longer one."""
-
-    __slots__ = ("_new", "_old", "keeps_lock")
-
-    def __init__(self, old: Size, new: Size) -> None:
-        self._old = len(old)
-        self._new = new
-        self.keeps_lock = False
-
-    def size(self, batch: Size) -> Size:
-        return self._new + batch[self._old :]
-
-    def names(self, names: DimNames) -> DimNames:
-        return [None] * (len(self._new) - self._old) + list(names)
-
-    def leaf(self, x: Tensor) -> Tensor:
-        return x.expand(self._new + x.shape[self._old :])

@@ -293,7 +293,11 @@ def _undoable(node: Any, op: StructuralOp) -> Any:
 
     def write_back(source: Node, result: Node) -> None:
         back = result._restructure(op.inverse(source._batch_size))
-        restore(source, traverse.changed_entries(source, back))
+        mine, theirs = traverse.holders(source), traverse.holders(back)
+        if len(mine) != len(theirs):  # a stack came back as another one: by key
+            mine, theirs = [source], [back]
+        for node, changed in zip(mine, theirs):
+            restore(node, traverse.changed_entries(node, changed))
 
     return remember(node._restructure(op), node, write_back)
 

@@ -12,7 +12,7 @@ from ..core.devices import as_device
 from ..core.leaf import Leaf
 from ..core.node import Node
 from ..core.sizes import as_size
-from ..core.traverse import leaves
+from ..core.traverse import leaves, parts
 from .attrs import TensorAttrs
 from .rules import Spec, Target
 
@@ -113,7 +113,7 @@ def is_spec(value: Any) -> bool:
         return True
     pending: list[Node] = [value]
     for node in pending:
-        for _, entry in node._items():
+        for _, entry in parts(node):
             if type(entry) is TensorAttrs:
                 return True
             if isinstance(entry, Node):

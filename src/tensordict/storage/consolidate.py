@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.lock import Origin, origin_of, set_origin
 from ..core.node import Node
-from ..core.traverse import leaves, leaves_with_path, nodes_with_path, rebuild
+from ..core.traverse import leaves, leaves_with_path, nodes_with_path, parts, rebuild
 from ..errors import EntryTypeError, LockedError
 from .buffer import ACCELERATOR_ALIGNMENT, HOST_ALIGNMENT, fill, new_buffer, pack, views
 from .packing import Packing, plan_packing
@@ -157,7 +157,7 @@ def adopt(node: Node, other: Node) -> None:
     """Replace the tensors of a tree by those of another one of the same structure."""
     for (_, mine), (_, theirs) in zip(list(nodes_with_path(node)), nodes_with_path(other)):
         mine._device = theirs._device
-        for name, entry in theirs._items():
+        for name, entry in parts(theirs):
             if isinstance(entry, Tensor):
                 mine._store(name, entry)
 

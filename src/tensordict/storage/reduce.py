@@ -27,7 +27,7 @@ from ..core import lock as locking
 from ..core.leaf import Leaf, NonTensorData, NonTensorStack
 from ..core.node import Entry, Node
 from ..core.registry import leaf_class
-from ..core.traverse import nodes_with_path
+from ..core.traverse import nodes_with_path, parts
 from ..errors import FileFormatError
 from .buffer import layout_from, pack, why_not_bytes
 from .consolidate import buffer_of, over_buffer, packing_of
@@ -47,7 +47,7 @@ def describe(node: Node) -> tuple[list[Row], list[Tensor]]:
     tensors: list[Tensor] = []
     for path, part in nodes:
         holds: dict[str, Any] = {}
-        for name, entry in part._items():
+        for name, entry in parts(part):
             if isinstance(entry, Tensor):
                 holds[name] = len(tensors)
                 tensors.append(entry)
