@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from .fanout import all_to_all, gather, gather_and_stack, scatter
 from .methods import DistributedMethods
 from .p2p import Options, irecv, isend, recv, send, sendrecv
 from .pending import Pending
+from .reductions import all_reduce, reduce, reduce_scatter
+from .spreading import all_gather, broadcast
 from .transport import Capabilities, TorchTransport, Transport, Work, use_side_group
 from .wire import Limits
 
@@ -17,6 +20,15 @@ __all__ = [
     "TorchTransport",
     "Transport",
     "Work",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "gather_and_stack",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
     "irecv",
     "isend",
     "recv",

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import ChecksumMismatch, PeerLost, TransferError, TransferTimeout, WireError
 from . import wire
 from .endpoint import Endpoint
+from .packing import PACK_BELOW
 from .refusal import decode_error, encode_error
 from .transport import MAX_TAG, Transport, Work, bytes_tensor
 from .wire import Checksum, Header, Kind, Limits
@@ -56,7 +57,7 @@ class Request:
     timeout: float | None = None
     strict: bool = True
     checksum: Checksum = Checksum.NONE
-    pack_below: int = 1 << 16
+    pack_below: int = PACK_BELOW
     limits: Limits = wire.DEFAULT_LIMITS
 
     def __post_init__(self) -> None:

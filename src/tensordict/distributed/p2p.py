@@ -10,6 +10,7 @@ from ..core.node import Node
 from . import protocol, wire
 from .endpoint import endpoint_of
 from .link import Request
+from .packing import PACK_BELOW
 from .pending import Pending
 from .receive import Into, New, Target
 from .transport import TorchTransport, Transport, group_rank
@@ -61,7 +62,7 @@ def request_of(
         timeout=options.get("timeout"),
         strict=options.get("strict", True),
         checksum=checksum,
-        pack_below=options.get("pack_below", 1 << 16),
+        pack_below=options.get("pack_below", PACK_BELOW),
         limits=options.get("limits", wire.DEFAULT_LIMITS),
     )
 

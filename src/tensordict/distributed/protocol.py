@@ -88,6 +88,12 @@ def run_send(request: Request, node: Node) -> None:
             payload.entry.give_back(payload.stage)
 
 
+def run_error(request: Request, error: Exception) -> None:
+    """Tell a peer that waits for a tensordict that none will come, and why."""
+    with request.endpoint.claim("send", request.peer, request.tag):
+        _send_error(Link(request), error)
+
+
 def _prepare(request: Request, node: Node) -> _Payload:
     described, entry = request.endpoint.describe(node, pack_below=request.pack_below)
     values = b""

@@ -184,7 +184,7 @@ class Into:
         assert self._entry is not None and self._described is not None
         mine = self._described
         if self._entry is not entry:
-            mine = _reordered(entry.schema, self._entry.schema, mine)
+            mine = reordered(entry.schema, self._entry.schema, mine)
         return _IntoLanding(self.node, mine, entry, values_nbytes, atomic=self.atomic)
 
 
@@ -286,7 +286,7 @@ def _tied_here(sent: Schema, here: Schema) -> list[tuple[Any, str]]:
     return out
 
 
-def _reordered(sent: Schema, here: Schema, mine: Described) -> Described:
+def reordered(sent: Schema, here: Schema, mine: Described) -> Described:
     """The same tensordict in the order of the sender's schema: leaves are matched by key."""
     found = {path: place.first for path, place in places(here) if place.letter != NODE}
     parts: list[Tensor] = []

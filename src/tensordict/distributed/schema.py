@@ -365,6 +365,26 @@ def differences(
     return out
 
 
+def tie_differences(a: Schema, b: Schema, left: str, right: str) -> list[tuple[Any, str]]:
+    """Every path that shares its memory with another leaf in one structure only."""
+    mine, theirs = _tied(a), _tied(b)
+    rows = [(_shown(p), f"the memory of {q!r} {left} only") for p, q in mine.items()]
+    rows += [(_shown(p), f"the memory of {q!r} {right} only") for p, q in theirs.items()]
+    same = {_shown(p) for p in mine.keys() & theirs.keys()}
+    return [row for row in rows if row[0] not in same]
+
+
+def _tied(schema: Schema) -> dict[Path, Path]:
+    if not schema.ties:
+        return {}
+    where = {place.first: path for path, place in places(schema) if place.letter == TENSOR}
+    groups: dict[int, list[Path]] = {}
+    for i, j in schema.ties.items():
+        groups.setdefault(j, [where[j]]).append(where[i])
+    # The order of keys does not count: the first path by name stands for the memory.
+    return {path: min(paths) for paths in groups.values() for path in sorted(paths)[1:]}
+
+
 def _shown(path: Path) -> Any:
     return short(path) if path else ()
 

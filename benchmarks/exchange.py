@@ -1,0 +1,172 @@
+"""Exchanges between two gloo ranks, as ratios to one flat message of as many bytes.
+
+    python benchmarks/exchange.py [--rounds N] [--json]
+
+Each row alternates the flat form and the tensordict form and takes the minimum of each, so a
+ratio is of one run on one machine.  The base of a point-to-point row is a flat send with a
+64-byte answer; that of a reduction is a flat all_reduce.  Rows are measured with the garbage
+collector off and on, because a collection in the middle of 10,000 new tensors is not noise
+to a user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tensordict import TensorDict
+from tensordict.distributed import recv, send
+from tensordict.distributed.testing import run_ranks
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def leaves_of(nbytes: int, n: int, prefix: str = "k") -> dict[str, torch.Tensor]:
+    return {f"{prefix}{i}": torch.randn(max(1, nbytes // n // 4)) for i in range(n)}
+
+
+def trees() -> dict[str, TensorDict]:
+    """The tensordicts that are sent, by the name of their row."""
+    return {
+        "1 MiB in 1,000": TensorDict(leaves_of(MIB, 1_000)),
+        "1 MiB in 10,000": TensorDict(leaves_of(MIB, 10_000)),
+        "64 MiB in 100": TensorDict(leaves_of(64 * MIB, 100)),
+        "60 x 1 MiB + 1,000 x 4 KiB": TensorDict(
+            {**leaves_of(60 * MIB, 60, "big"), **leaves_of(1_000 * 4 * KIB, 1_000, "small")}
+        ),
+    }
+
+
+BARS = {
+    ("1 MiB in 1,000", "new"): 6,
+    ("1 MiB in 1,000", "into"): 7,
+    ("1 MiB in 1,000", "cold"): 12,
+    ("1 MiB in 1,000", "all_reduce"): 4,
+    ("1 MiB in 10,000", "new"): 25,
+    ("1 MiB in 10,000", "into"): 30,
+    ("1 MiB in 10,000", "cold"): 60,
+    ("1 MiB in 10,000", "all_reduce"): 18,
+    ("64 MiB in 100", "new"): 1.05,
+    ("64 MiB in 100", "into"): 1.05,
+    ("60 x 1 MiB + 1,000 x 4 KiB", "new"): 1.1,
+    ("60 x 1 MiB + 1,000 x 4 KiB", "into"): 1.1,
+}
+
+
+def best_of(base: Callable[[], Any], ours: Callable[[], Any], rounds: int) -> tuple[float, float]:
+    """The minima, in seconds, of two functions called in turn."""
+    minima = [float("inf"), float("inf")]
+    for _ in range(rounds):
+        for k, fn in enumerate((base, ours)):
+            dist.barrier()
+            start = time.perf_counter()
+            result = fn()
+            minima[k] = min(minima[k], time.perf_counter() - start)
+            del result
+    return minima[0], minima[1]
+
+
+def flat_send(nbytes: int, rank: int) -> Callable[[], None]:
+    data, ack = torch.zeros(nbytes // 4), torch.zeros(64, dtype=torch.uint8)
+
+    def run() -> None:
+        if rank == 0:
+            dist.send(data, 1, tag=1)
+            dist.recv(ack, 1, tag=2)
+        else:
+            dist.recv(data, 0, tag=1)
+            dist.send(ack, 0, tag=2)
+
+    return run
+
+
+def form(name: str, td: TensorDict, rank: int) -> Callable[[], Any]:
+    """One exchange of a tensordict in the form of a row."""
+    out = td.clone()
+    ack = torch.zeros(64, dtype=torch.uint8)
+
+    def acked(fn: Callable[[], Any]) -> Callable[[], Any]:
+        # A sender is done when its bytes are gone; the row ends when the receiver has them.
+        def run() -> Any:
+            result = fn()
+            dist.recv(ack, 1, tag=2) if rank == 0 else dist.send(ack, 0, tag=2)
+            return result
+
+        return run
+
+    if name == "new":
+        return acked(lambda: send(td, 1) if rank == 0 else recv(0))
+    if name == "into":
+        return acked(lambda: send(td, 1) if rank == 0 else recv(0, out=out))
+    if name == "cold":
+        count = iter(range(1 << 30))
+
+        def cold() -> Any:
+            # Another name makes another schema.
+            key = f"x{next(count)}"
+            td[key] = td.pop(next(k for k in list(td.keys())[-1:]))
+            return send(td, 1) if rank == 0 else recv(0)
+
+        return acked(cold)
+    return lambda: getattr(td,"all_reduce",lambda:None)()
+
+
+def measure(rank: int, size: int, rounds: int, collect: bool, only: str) -> list[dict[str, Any]]:
+    """All rows on one rank; rank 0's are reported."""
+    gc.collect()
+    (gc.enable if collect else gc.disable)()
+    rows = []
+    for (tree, name), bar in BARS.items():
+        if only and only not in f"{tree} {name}":
+            continue
+        td = trees()[tree]
+        nbytes = sum(x.nbytes for x in td.values())
+        data = torch.zeros(nbytes // 4)
+        base = flat_send(nbytes, rank)
+        if name == "all_reduce":
+            base = lambda data=data: dist.all_reduce(data)  # noqa: E731
+        n = max(3, rounds // 8) if nbytes > 8 * MIB else rounds
+        flat, ours = best_of(base, form(name, td, rank), n)
+        rows.append(
+            {
+                "row": tree,
+                "form": name,
+                "flat_ms": flat * 1e3,
+                "ms": ours * 1e3,
+                "ratio": ours / flat,
+                "bar": bar,
+                "gc": collect,
+            }
+        )
+    gc.enable()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    args = parser.parse_args()
+    for collect in (False, True):
+        rows, _ = run_ranks(measure, 2, args.rounds, collect, args.only, timeout=600)
+        for row in rows:
+            if args.json:
+                print(json.dumps(row))
+                continue
+            print(
+                f"{row['row']:28} {row['form']:10} gc {'on ' if collect else 'off'} "
+                f"{row['flat_ms']:8.2f} ms flat {row['ms']:8.2f} ms "
+                f"{row['ratio']:6.2f}x (bar {row['bar']}x)"
+            )
+
+
+if __name__ == "__main__":
+    main()

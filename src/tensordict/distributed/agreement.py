@@ -1,0 +1,201 @@
+"""How all ranks of a group make sure that they mean the same, before the first byte.
+
+Every rank shows a header: the digest of its structure, or that it has failed.  When all
+digests are equal that was all.  When they are not, or a rank has failed, every rank shows
+its schema or its error, and all raise the same.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.node import Node
+from ..errors import PeerLost, SchemaMismatch, TransferError, TransferTimeout
+from . import wire
+from .describe import Described
+from .endpoint import Endpoint, Known, endpoint_of
+from .packing import PACK_BELOW
+from .receive import reordered
+from .refusal import decode_error, encode_error
+from .schema import Schema, decode, differences, tie_differences
+from .transport import TorchTransport, Transport, Work, bytes_tensor
+from .wire import Header, Kind, Limits
+
+
+@dataclass(slots=True)
+class Round:
+    """One collective of one rank.
+
+    Attributes:
+        verb: how errors call it.
+        transport, endpoint: how messages travel, what this rank remembers.
+        timeout: seconds for the whole; None is the transport's own.
+        limits: what this rank accepts.
+    """
+
+    verb: str
+    transport: Transport
+    endpoint: Endpoint
+    timeout: float | None = None
+    limits: Limits = wire.DEFAULT_LIMITS
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None:
+            self.deadline = time.monotonic() + self.timeout
+
+    def wait(self, work: Work, stage: str) -> None:
+        """Wait for one message of the collective."""
+        left = None
+        if self.deadline is not None:
+            left = max(self.deadline - time.monotonic(), 1e-3)
+        try:
+            work.wait(left)
+        except PeerLost as error:
+            text = f"{self.me} lost a rank in {self.verb} ({stage}): {error}"
+            raise PeerLost(text, stage=stage) from None
+        except TransferTimeout as error:
+            text = f"{self.me} gave up {self.verb} ({stage}): not every rank took part. {error}"
+            raise TransferTimeout(text, stage=stage) from None
+
+    @property
+    def me(self) -> str:
+        """How errors call this rank."""
+        return self.transport.name_of(self.transport.rank)
+
+    def start(self, begin: Any, stage: str) -> Work:
+        """Begin a collective; a peer that is gone may show at once."""
+        try:
+            return begin()
+        except (PeerLost, TransferTimeout) as error:
+            raise type(error)(
+                f"{self.me} lost a rank in {self.verb}: {error}", stage=stage
+            ) from None
+
+    def all_gather(self, mine: Tensor, stage: str = "agree") -> list[Tensor]:
+        """The bytes of all ranks; equal sizes."""
+        out = [torch.empty_like(mine) for _ in range(self.transport.size)]
+        begin = lambda: self.transport.all_gather(out, mine, control=True)  # noqa: E731
+        self.wait(self.start(begin, stage), stage)
+        return out
+
+
+def round_of(verb: str, group: Any, transport: Transport | None, timeout: float | None) -> Round:
+    """What the arguments of a collective stand for."""
+    if transport is None:
+        transport = TorchTransport.of(group)
+    return Round(verb, transport, endpoint_of(transport), timeout)
+
+
+def described_in(
+    round_: Round, td: Node, pack_below: int = PACK_BELOW
+) -> tuple[Described | None, Known | None, Exception | None]:
+    """Take a tensordict apart; a failure is told to the other ranks by `agree`."""
+    try:
+        described, entry = round_.endpoint.describe(td, pack_below=pack_below)
+    except Exception as error:
+        return None, None, error
+    return described, entry, None
+
+
+def confirm(
+    round_: Round, entry: Known | None, error: Exception | None, payload_nbytes: int = 0
+) -> tuple[list[int], list[Schema]]:
+    """Let every rank know whether all of them go on.
+
+    Args:
+        round_: the collective.
+        entry: the structure of this rank, None when it has failed.
+        error: why it has.
+        payload_nbytes: of this rank, with values.
+
+    Returns:
+        The payload bytes of every rank; the schemas of all ranks where they are not equal in
+        every byte, but differ in nothing that counts (the order of keys, say).
+
+    Raises:
+        SchemaMismatch: structures differ; the same on every rank.
+        Exception: ``error`` on this rank, its like on the others.
+    """
+    if entry is None:
+        assert error is not None
+        body = encode_error(error, round_.limits.max_schema_nbytes)
+        header = Header(Kind.ERROR, schema_nbytes=len(body))
+    else:
+        body = entry.data
+        header = Header(
+            Kind.DATA, schema_nbytes=len(body), digest=entry.digest, payload_nbytes=payload_nbytes
+        )
+    shown = round_.all_gather(bytes_tensor(bytearray(header.pack())))
+    headers = [wire.parse_header(x.numpy().tobytes()) for x in shown]
+    totals = [h.payload_nbytes for h in headers]
+    if all(h.kind is Kind.DATA and h.digest == headers[0].digest for h in headers):
+        return totals, []
+    return totals, _reconcile(round_, headers, body, error)
+
+
+def agree(
+    round_: Round,
+    described: Described | None,
+    entry: Known | None,
+    error: Exception | None,
+    payload_nbytes: int = 0,
+) -> tuple[Described, Known, list[int]]:
+    """`confirm`, and bring this rank's tensordict into the order that all ranks use.
+
+    Returns:
+        The tensordict in the order of the common schema, that schema, and the payload bytes
+        of every rank.
+    """
+    totals, schemas = confirm(round_, entry, error, payload_nbytes)
+    assert described is not None and entry is not None
+    if schemas:
+        common = round_.endpoint.catalogue.of(schemas[0])
+        if common is not entry:
+            return reordered(common.schema, entry.schema, described), common, totals
+    return described, entry, totals
+
+
+def _reconcile(
+    round_: Round, headers: list[Header], body: bytes, error: Exception | None
+) -> list[Schema]:
+    """Show what every rank has; raise the error that all of them raise, if one is due."""
+    for h in headers:
+        wire.check_limits(h, round_.limits)
+    room = max(h.schema_nbytes for h in headers)
+    texts = round_.all_gather(bytes_tensor(bytearray(body.ljust(room, b"\0"))))
+    bodies = [t.numpy().tobytes()[: h.schema_nbytes] for t, h in zip(texts, headers)]
+    if error is not None:
+        raise error
+    for rank, (h, text) in enumerate(zip(headers, bodies)):
+        if h.kind is Kind.ERROR:
+            # An error that names a path or a structure is raised as it is on every rank.
+            found = decode_error(text)
+            if type(found) is TransferError:
+                name = round_.transport.name_of(rank)
+                raise TransferError(f"{name} failed in {round_.verb}: {found}")
+            raise found
+    return _compared(round_, headers, bodies)
+
+
+def _compared(round_: Round, headers: list[Header], bodies: list[bytes]) -> list[Schema]:
+    names = [round_.transport.name_of(rank) for rank in range(len(headers))]
+    schemas = [decode(text, round_.limits) for text in bodies]
+    rows: list[tuple[Any, str]] = []
+    seen = {headers[0].digest}
+    for rank, h in enumerate(headers):
+        if h.digest not in seen:
+            seen.add(h.digest)
+            sides = f"on {names[0]}", f"on {names[rank]}"
+            rows += differences(schemas[0], schemas[rank], *sides)
+            rows += tie_differences(schemas[0], schemas[rank], *sides)
+    if not rows:
+        return schemas
+    n = len(rows)
+    what = "1 entry differs" if n == 1 else f"{n} entries differ"
+    raise SchemaMismatch(f"{round_.verb} cannot run on {len(headers)} ranks: {what}:", rows)

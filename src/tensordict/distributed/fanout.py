@@ -1,0 +1,208 @@
+"""`gather`, `scatter`, `gather_and_stack`, `all_to_all`: one exchange with each other rank.
+
+Each pair of ranks agrees by itself, as in `p2p`: structures may differ from rank to rank
+where the result is a list of tensordicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.devices import as_device
+from ..core.node import Node
+from ..errors import TransferError
+from . import protocol
+from .endpoint import endpoint_of
+from .link import Request
+from .pending import Pending
+from .receive import Into, New
+from .transport import MAX_TAG, TorchTransport, Transport, group_rank
+
+# Collectives have the tags at the end of the range; programs count from 0.
+_GATHER = MAX_TAG
+_SCATTER = MAX_TAG - 1
+_ALL_TO_ALL = MAX_TAG - 2
+
+
+def _request(transport: Transport, peer: int, tag: int, timeout: float | None) -> Request:
+    return Request(transport, endpoint_of(transport), peer, tag, timeout)
+
+
+def gather(
+    td: Node,
+    dst: int | None = None,
+    *,
+    group: Any = None,
+    group_dst: int | None = None,
+    timeout: float | None = None,
+    transport: Transport | None = None,
+) -> list[Any] | None:
+    """Collect the tensordicts of all ranks on one.
+
+    Args:
+        td: this rank's; structures may differ from rank to rank.
+        dst: the rank in the world that collects.
+        group: a process group or a device mesh of one dimension; the default group if None.
+        group_dst: that rank in the group, instead of ``dst``.
+        timeout: seconds for each exchange; the group's own by default.
+        transport: what to send with instead of a process group.
+
+    Returns:
+        On ``dst`` a list in rank order, with ``td`` itself at its own place; else None.
+    """
+    transport = TorchTransport.of(group) if transport is None else transport
+    target = group_rank(transport, group, dst, group_dst)
+    if transport.rank != target:
+        protocol.run_send(_request(transport, target, _GATHER, timeout), td)
+        return None
+    out: list[Any] = []
+    for rank in range(transport.size):
+        if rank == target:
+            out.append(td)
+        else:
+            request = _request(transport, rank, _GATHER, timeout)
+            out.append(protocol.run_recv(request, New(locks=False)))
+    return out
+
+
+def gather_and_stack(
+    td: Node,
+    dst: int | None = None,
+    *,
+    group: Any = None,
+    group_dst: int | None = None,
+    timeout: float | None = None,
+    transport: Transport | None = None,
+) -> Any:
+    """Write the tensordicts of the other ranks into the rows of one.
+
+    Args:
+        td: on ``dst`` a tensordict of batch size ``[ranks - 1, *B]``, one row for each other
+            rank in order; on the others what they contribute, of batch size ``[*B]``.
+        dst, group, group_dst, timeout, transport: see `gather`.
+
+    Returns:
+        ``td`` on ``dst``, else None.
+
+    Raises:
+        SchemaMismatch: a contribution is not a row of the result; on that rank and ``dst``.
+    """
+    transport = TorchTransport.of(group) if transport is None else transport
+    target = group_rank(transport, group, dst, group_dst)
+    if transport.rank != target:
+        protocol.run_send(_request(transport, target, _GATHER, timeout), td)
+        return None
+    rows = _rows(td, transport.size - 1)
+    others = [rank for rank in range(transport.size) if rank != target]
+    for rank, row in zip(others, rows):
+        protocol.run_recv(_request(transport, rank, _GATHER, timeout), Into(row))
+    return td
+
+
+def _rows(td: Any, n: int) -> list[Node]:
+    if not td._batch_size or td._batch_size[0] != n:
+        raise TransferError(
+            f"Cannot gather {n} rows into a tensordict of batch size {list(td._batch_size)}. "
+            f"Expected one row for each other rank: [{n}, ...]."
+        )
+    return [td[k] for k in range(n)]
+
+
+def scatter(
+    tds: Sequence[Node] | None,
+    src: int | None = None,
+    *,
+    group: Any = None,
+    group_src: int | None = None,
+    device: Any = None,
+    timeout: float | None = None,
+    transport: Transport | None = None,
+) -> Any:
+    """Give each rank its own tensordict.
+
+    Args:
+        tds: on the source one tensordict per rank; structures may differ.
+        src: rank of the source in the world.
+        group: a process group or a device mesh of one dimension; the default group if None.
+        group_src: rank of the source in the group, instead of ``src``.
+        device: where the leaves of received tensordicts go.
+        timeout: seconds for each exchange; the group's own by default.
+        transport: what to send with instead of a process group.
+
+    Returns:
+        The tensordict of this rank: its own object on the source, else a new one.
+    """
+    transport = TorchTransport.of(group) if transport is None else transport
+    source = group_rank(transport, group, src, group_src)
+    if transport.rank != source:
+        target = New(None if device is None else as_device(device), locks=False)
+        return protocol.run_recv(_request(transport, source, _SCATTER, timeout), target)
+    others = [rank for rank in range(transport.size) if rank != source]
+    if tds is None or len(tds) != transport.size:
+        error = TransferError(
+            f"Cannot scatter {0 if tds is None else len(tds)} tensordicts. "
+            f"Expected one for each of the {transport.size} ranks."
+        )
+        for rank in others:
+            protocol.run_error(_request(transport, rank, _SCATTER, timeout), error)
+        raise error
+    works = [
+        Pending(
+            lambda rank=rank: protocol.run_send(  # type: ignore[misc]
+                _request(transport, rank, _SCATTER, timeout), tds[rank]
+            ),
+            f"scatter to rank {rank}",
+        )
+        for rank in others
+    ]
+    _wait_all(works)
+    return tds[source]
+
+
+def all_to_all(
+    tds: Sequence[Node],
+    *,
+    group: Any = None,
+    timeout: float | None = None,
+    transport: Transport | None = None,
+) -> list[Any]:
+    """Give the k-th tensordict of every rank to rank k.
+
+    Args:
+        tds: one per rank of the group; structures may differ.
+        group: a process group or a device mesh of one dimension; the default group if None.
+        timeout: seconds for each exchange; the group's own by default.
+        transport: what to send with instead of a process group.
+
+    Returns:
+        What each rank had for this one, in rank order; its own object at its own place.
+    """
+    transport = TorchTransport.of(group) if transport is None else transport
+    n, me = transport.size, transport.rank
+    if len(tds) != n:
+        raise ValueError(
+            f"Cannot exchange {len(tds)} tensordicts. Expected one for each of {n} ranks."
+        )
+    out: list[Any] = [None] * n
+    out[me] = tds[me]
+    for shift in range(1, n):
+        dst, src = (me + shift) % n, (me - shift) % n
+        sending = Pending(
+            lambda dst=dst: protocol.run_send(  # type: ignore[misc]
+                _request(transport, dst, _ALL_TO_ALL, timeout), tds[dst]
+            ),
+            f"all_to_all to rank {dst}",
+        )
+        try:
+            request = _request(transport, src, _ALL_TO_ALL, timeout)
+            out[src] = protocol.run_recv(request, New(locks=False))
+        finally:
+            sending.wait()
+    return out
+
+
+def _wait_all(works: Sequence[Pending[Any]]) -> None:
+    errors = [error for work in works if (error := work.exception()) is not None]
+    if errors:
+        raise errors[0]

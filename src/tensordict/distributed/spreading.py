@@ -1,0 +1,265 @@
+"""`broadcast` and `all_gather`: whole tensordicts on every rank of a group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.devices import as_device
+from ..core.node import Node
+from ..errors import TransferError, WireError
+from . import composite, wire
+from .agreement import Round, agree, confirm, described_in, round_of
+from .describe import Described, decode_values, encode_values
+from .endpoint import Known, known
+from .packing import PACK_BELOW, Stage, sendable
+from .receive import New
+from .refusal import decode_error, encode_error
+from .schema import decode
+from .transport import Transport, bytes_tensor, group_rank
+from .wire import Header, Kind
+
+
+def broadcast(
+    td: Node | None,
+    src: int | None = None,
+    *,
+    group: Any = None,
+    group_src: int | None = None,
+    device: Any = None,
+    timeout: float | None = None,
+    transport: Transport | None = None,
+) -> Any:
+    """Give every rank the tensordict of one.
+
+    Args:
+        td: the tensordict on the source; what other ranks pass does not matter.
+        src: rank of the source in the world.
+        group: a process group or a device mesh of one dimension; the default group if None.
+        group_src: rank of the source in the group, instead of ``src``.
+        device: where the leaves of received tensordicts go.
+        timeout: seconds for the whole; the group's own by default.
+        transport: what to send with instead of a process group.
+
+    Returns:
+        ``td`` on the source; on other ranks a new, unlocked tensordict.
+
+    Raises:
+        UnsupportedLeaf: an entry cannot travel; on every rank.
+    """
+    round_ = round_of("broadcast", group, transport, timeout)
+    source = group_rank(round_.transport, group, src, group_src)
+    if round_.transport.rank == source:
+        _broadcast_from(round_, source, td)
+        return td
+    return _broadcast_to(round_, source, None if device is None else as_device(device))
+
+
+def _broadcast_from(round_: Round, source: int, td: Node | None) -> None:
+    error: Exception | None = None
+    entry = described = None
+    values = b""
+    try:
+        if not isinstance(td, Node):
+            raise TypeError(f"Cannot broadcast a {type(td).__name__}. Expected a tensordict.")
+        described, entry = round_.endpoint.describe(td, pack_below=PACK_BELOW)
+        values = _values_of(described, entry)
+        body = entry.data
+        header = Header(
+            Kind.DATA,
+            schema_nbytes=len(body),
+            payload_nbytes=entry.packing.nbytes + len(values),
+            digest=entry.digest,
+        )
+    except Exception as caught:
+        error = caught
+        body = encode_error(caught, wire.EAGER_NBYTES - wire.HEADER_NBYTES)
+        header = Header(Kind.ERROR, schema_nbytes=len(body))
+    fits = len(body) <= wire.EAGER_NBYTES - wire.HEADER_NBYTES
+    header = Header(
+        header.kind, header.schema_nbytes, header.payload_nbytes, header.digest, inline_schema=fits
+    )
+    _spread(round_, source, bytes_tensor(wire.eager_frame(header, body if fits else b"")))
+    if error is not None:
+        raise error
+    assert entry is not None and described is not None
+    if not fits:
+        _spread(round_, source, bytes_tensor(bytearray(body)))
+    confirm(round_, entry, None)
+    with _staged(entry) as stage:
+        message = _pack(stage, described, values)
+        devices = round_.transport.capabilities.devices
+        parts = [sendable(described.parts[i], devices) for i in entry.packing.large]
+        _spread_payload(round_, source, message, parts)
+
+
+def _broadcast_to(round_: Round, source: int, device: torch.device | None) -> Node:
+    frame = torch.empty(wire.EAGER_NBYTES, dtype=torch.uint8)
+    _spread(round_, source, frame)
+    entry: Known | None = None
+    error: Exception | None = None
+    header = wire.parse_header(frame.numpy()[: wire.HEADER_NBYTES].tobytes())
+    try:
+        wire.check_limits(header, round_.limits)
+        text = _broadcast_schema(round_, source, header, frame)
+        if header.kind is Kind.ERROR:
+            raise decode_error(text)
+        if wire.schema_digest(text) != header.digest:
+            raise WireError("the schema does not have the digest that the header announces", 24)
+        entry = round_.endpoint.catalogue.find(header.digest)
+        if entry is None:
+            schema = decode(text, round_.limits)
+            entry = round_.endpoint.catalogue.add(known(schema, text, header.digest))
+        values_nbytes = header.payload_nbytes - entry.packing.nbytes
+        if values_nbytes < 0 or (values_nbytes > 0) != bool(entry.schema.values):
+            raise WireError("the payload does not fit the schema", 16)
+        if any(c.kind == composite.DTENSOR for c in entry.schema.composites):
+            raise TransferError(
+                "Cannot broadcast shards of distributed tensors. Gather them first."
+            )
+    except TransferError as caught:
+        if header.kind is Kind.ERROR:
+            raise
+        entry, error = None, caught
+    confirm(round_, entry, error)
+    assert entry is not None
+    landing = New(device, locks=False).landing(entry, values_nbytes)
+    messages = landing.messages()
+    n = 1 if landing.packed.numel() else 0
+    _spread_payload(round_, source, landing.packed, messages[n:])
+    landing.prepare()
+    return landing.commit(_read_values(entry, landing.packed))
+
+
+def _broadcast_schema(round_: Round, source: int, header: Header, frame: Tensor) -> bytes:
+    if header.inline_schema:
+        end = wire.HEADER_NBYTES + header.schema_nbytes
+        return frame.numpy()[wire.HEADER_NBYTES : end].tobytes()
+    buffer = torch.empty(header.schema_nbytes, dtype=torch.uint8)
+    _spread(round_, source, buffer)
+    return buffer.numpy().tobytes()
+
+
+def _spread(round_: Round, source: int, tensor: Tensor) -> None:
+    begin = partial(round_.transport.broadcast, tensor, source, control=True)
+    round_.wait(round_.start(begin, "agree"), "agree")
+
+
+def _spread_payload(round_: Round, source: int, packed: Tensor, large: list[Tensor]) -> None:
+    tensors = ([packed] if packed.numel() else []) + [_as_bytes(x) for x in large]
+    works = [
+        round_.start(partial(round_.transport.broadcast, x, source), "payload") for x in tensors
+    ]
+    for work in works:
+        round_.wait(work, "payload")
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    return x.reshape(-1).view(torch.uint8)
+
+
+def _values_of(described: Described, entry: Known) -> bytes:
+    if not described.values:
+        return b""
+    forms = encode_values(described, entry.value_paths)
+    return json.dumps(forms, separators=(",", ":")).encode()
+
+
+def _read_values(entry: Known, message: Tensor) -> Sequence[Any]:
+    if not entry.schema.values:
+        return ()
+    raw = message[entry.packing.packed_nbytes :].numpy().tobytes().rstrip(b"\0")
+    try:
+        return decode_values(entry.schema, json.loads(raw))
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"the values are not JSON: {error}") from None
+
+
+class _staged:
+    """A stage of a schema for a ``with`` block."""
+
+    def __init__(self, entry: Known) -> None:
+        self._entry = entry
+        self._stage = entry.stage()
+
+    def __enter__(self) -> Stage:
+        return self._stage
+
+    def __exit__(self, *exc: object) -> None:
+        self._entry.give_back(self._stage)
+
+
+def _pack(stage: Stage, described: Described, values: bytes, room: int | None = None) -> Tensor:
+    message = stage.message(len(values) if room is None else room)
+    stage.pack(described.parts)
+    start = stage.packing.packed_nbytes
+    if message.numel() > start:
+        message[start:].zero_()
+        if values:
+            message[start : start + len(values)].copy_(bytes_tensor(bytearray(values)))
+    return message
+
+
+# --- all_gather ---------------------------------------------------------------------------
+
+
+def all_gather(
+    td: Node,
+    *,
+    group: Any = None,
+    timeout: float | None = None,
+    transport: Transport | None = None,
+) -> list[Any]:
+    """The tensordicts of all ranks, which have one structure.
+
+    Args:
+        td: this rank's.
+        group: a process group or a device mesh of one dimension; the default group if None.
+        timeout: seconds for the whole; the group's own by default.
+        transport: what to send with instead of a process group.
+
+    Returns:
+        One new, unlocked tensordict per rank, in rank order; their own values in each.
+
+    Raises:
+        SchemaMismatch: structures differ; on every rank.
+    """
+    round_ = round_of("all_gather", group, transport, timeout)
+    described, entry, error = described_in(round_, td)
+    values = b""
+    if entry is not None:
+        try:
+            assert described is not None
+            values = _values_of(described, entry)
+            if any(c.kind == composite.DTENSOR for c in entry.schema.composites):
+                raise TransferError("Cannot all_gather shards of distributed tensors.")
+        except TransferError as caught:
+            entry, error = None, caught
+    total = 0 if entry is None else entry.packing.nbytes + len(values)
+    described, entry, totals = agree(round_, described, entry, error, total)
+    room = max(totals) - entry.packing.nbytes
+    landings = [New(locks=False).landing(entry, room) for _ in totals]
+    with _staged(entry) as stage:
+        message = _pack(stage, described, values, room)
+        devices = round_.transport.capabilities.devices
+        mine = [sendable(described.parts[i], devices) for i in entry.packing.large]
+        outs = [landing.messages() for landing in landings]
+        if message.numel():
+            mine = [message, *mine]
+        works = []
+        for k, x in enumerate(mine):
+            out = [_as_bytes(messages[k]) for messages in outs]
+            begin = partial(round_.transport.all_gather, out, _as_bytes(x))
+            works.append(round_.start(begin, "payload"))
+        for work in works:
+            round_.wait(work, "payload")
+    result = []
+    for landing in landings:
+        landing.prepare()
+        result.append(landing.commit(_read_values(entry, landing.packed)))
+    return result
