@@ -168,7 +168,7 @@ def _replace(node: Node, fresh: Node) -> None:
     if node._lock is not None:
         raise LockedError
     moved = write.on_device(fresh, node._device)
-    keysets.replace_all(node, dict(moved._items()))
+    keysets.replace_all(node, lambda _: dict(moved._items()))
     node._batch_size = fresh._batch_size
     node._dim_names = fresh._dim_names
 
