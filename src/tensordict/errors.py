@@ -161,6 +161,10 @@ class StagingExhausted(TransferError, MemoryError):
     """A staging buffer larger than its pool allows was asked for."""
 
 
+class MemoryBudgetError(TransferError, MemoryError):
+    """A plan needs more memory than there is, or than its budget: says how much is missing."""
+
+
 class FileFormatError(TensorDictError, ValueError):
     """A file or folder is not what its name or header says."""
 

@@ -20,6 +20,7 @@ import torch
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .kinds import PLAIN_TENSORS
 from .ops import DeviceEvent, using_device_ops
 
 _aten = torch.ops.aten
@@ -135,6 +136,10 @@ class FakeOps:
         self._world.n_pins += 1
         return out
 
+    def empty_pinned(self, nbytes: int) -> torch.Tensor:
+        """Host memory that counts as pinned."""
+        return self.pin(torch.zeros(nbytes, dtype=torch.uint8))
+
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether the storage of a host tensor was pinned here."""
         return self._world.is_pinned(tensor)
@@ -181,11 +186,13 @@ class FakeDevices(TorchDispatchMode):
         for module in (torch.cuda, torch.xpu):
             self._stack.enter_context(mock.patch.object(module, "_lazy_init", lambda: None))
         self._stack.enter_context(using_device_ops(*ops))
+        PLAIN_TENSORS.add(FakeDeviceTensor)
         super().__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
+        PLAIN_TENSORS.discard(FakeDeviceTensor)
         self._stack.close()
 
     def queue(self, device: torch.device) -> _Queue:
@@ -290,7 +297,8 @@ class FakeDevices(TorchDispatchMode):
         fakes = [x for x in flat if type(x) is FakeDeviceTensor]
         if fakes:
             device = fakes[0].device
-            self._drain(*fakes)
+            if not _is_view(func):
+                self._drain(*fakes)
         elif device is None:
             asked = kwargs.get("device")
             device = asked if asked is not None and asked.type not in ("cpu", "meta") else None
@@ -308,6 +316,12 @@ class FakeDevices(TorchDispatchMode):
             return back[id(x)] if id(x) in back else FakeDeviceTensor(x, device)
 
         return _pytree.tree_map_only(torch.Tensor, wrap, out)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation only looks at memory in another way, which needs no values."""
+    schema = func._schema
+    return not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)
 
 
 def _inner(tensor: torch.Tensor) -> torch.Tensor:

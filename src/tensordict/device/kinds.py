@@ -52,6 +52,10 @@ class MoveKind(Enum):
 _ORDER = {kind: index for index, kind in enumerate(MoveKind)}
 
 
+# Tensors whose memory is what it seems: no subclass with data elsewhere.  Fake devices add theirs.
+PLAIN_TENSORS: set[type] = {torch.Tensor, torch.nn.Parameter}
+
+
 def normal_device(device: DeviceLike | None) -> torch.device | None:
     """The one form of a device in which devices are compared; ``None`` stays ``None``.
 

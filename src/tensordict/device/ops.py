@@ -42,6 +42,9 @@ class DeviceOps(Protocol):
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a host tensor in memory that this backend can read on its own."""
 
+    def empty_pinned(self, nbytes: int) -> torch.Tensor:
+        """Such memory without values, ``uint8`` of shape ``[nbytes]``."""
+
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor is in such memory."""
 
@@ -69,6 +72,10 @@ class HostOps:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Pin for the accelerator in use (torch raises where there is none)."""
         return tensor.pin_memory()
+
+    def empty_pinned(self, nbytes: int) -> torch.Tensor:
+        """Pinned memory without values."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is pinned for the accelerator in use."""
@@ -140,6 +147,10 @@ class AcceleratorOps:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A pinned copy of a host tensor."""
         return tensor.pin_memory()
+
+    def empty_pinned(self, nbytes: int) -> torch.Tensor:
+        """Pinned memory without values."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor is pinned."""

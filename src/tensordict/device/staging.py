@@ -171,21 +171,20 @@ class StagingPool:
                 f"Cannot stage {size} bytes: the pool may own {self.max_bytes} bytes and "
                 f"{self._held} of them are in use. Release blocks, or make the pool larger."
             )
-        data = torch.empty(size, dtype=torch.uint8)
-        if self.pin:
-            data = self._pinned(data)
+        data = self._memory(size)
         self._allocated += 1
         self._held += size
         self._peak = max(self._peak, self._held)
         return StagingBlock(self, data)
 
-    def _pinned(self, data: torch.Tensor) -> torch.Tensor:
-        if self._device is not None:
-            return ops_for(self._device).pin(data)
-        try:
-            return accelerator_ops().pin(data)
-        except RuntimeError:
-            return data  # no accelerator: plain memory serves
+    def _memory(self, size: int) -> torch.Tensor:
+        if self.pin:
+            try:
+                ops = accelerator_ops() if self._device is None else ops_for(self._device)
+                return ops.empty_pinned(size)
+            except RuntimeError:
+                pass  # no accelerator: plain memory serves
+        return torch.empty(size, dtype=torch.uint8)
 
     def _give_back(self, block: StagingBlock, barrier: Barrier | None) -> None:
         with self._lock:

@@ -6,7 +6,8 @@ from .attrs import TensorAttrs
 from .casts import Loss, can_lose, is_exact, measure_cast
 from .layout import Box, Layout, Placement
 from .names import parse_dtype
-from .plan import MovePlan, plan_moves
+from .plan import MovePlan
+from .planning import plan_moves
 from .policy import CastPolicy
 from .routes import Move, Route
 from .rules import Rule, Spec, Target

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..device.kinds import MoveKind
-from ..device.ops import ops_for
+from ..device.ops import accelerator_ops, ops_for
+from ..device.staging import StagingPool
 from ..device.sync import wait_for
+from .coalesce import MIN_GROUP, PACK_BELOW, groups_of, move_group
 from .routes import Route, make_route, ties_of
 
 
@@ -33,22 +36,8 @@ def move_all(
         host = torch.device("cpu")
         out = [x.to(host, dtype) for x in tensors]
         return _keep_ties(tensors, out)
-    flag = asynchronous(non_blocking)
     routes = routes_to(tensors, device, dtype, memory_format)
-    return run_routes(
-        tensors, routes, flag, waiter(routes, device) if flag and non_blocking is None else None
-    )
-
-
-def waiter(
-    routes: Sequence[Route], target: torch.device | None = None
-) -> Callable[[], tuple[torch.device, ...]]:
-    """What waits once for the copies along ``routes`` that the host could read too early."""
-
-    def wait() -> tuple[torch.device, ...]:
-        return wait_for(devices_to_wait_for(routes, target))
-
-    return wait
+    return run_routes(tensors, routes, options_for(non_blocking, device))[0]
 
 
 def routes_to(
@@ -81,61 +70,103 @@ def _format_for(x: Tensor, memory_format: torch.memory_format) -> torch.memory_f
     return memory_format
 
 
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How routes are run.
+
+    Attributes:
+        non_blocking: Whether copies between devices are asynchronous.
+        waits: Whether the run waits for copies that the host could read too early.
+        target: The one device of ``to(device)``; see `devices_to_wait_for`.
+        pack_below: Leaves of fewer bytes share a copy; 0 copies each by itself.
+        staging: Host buffers for shared copies.
+        materialize: Makes the values of leaves that come from the meta device.
+    """
+
+    non_blocking: bool = True
+    waits: bool = True
+    target: torch.device | None = None
+    pack_below: int = PACK_BELOW
+    staging: StagingPool | None = None
+    materialize: Callable[[int, Tensor, Route], Tensor] | None = None
+
+
+def options_for(non_blocking: bool | None, target: torch.device | None = None) -> RunOptions:
+    """The options that the ``non_blocking`` argument of ``to()`` means."""
+    flag = asynchronous(non_blocking)
+    return RunOptions(flag, flag and non_blocking is None, target)
+
+
 def run_routes(
-    tensors: Sequence[Tensor],
-    routes: Sequence[Route],
-    non_blocking: bool,
-    wait: Callable[[], Any] | None = None,
-    materialize: Callable[[int, Tensor, Route], Tensor] | None = None,
-) -> list[Tensor]:
+    tensors: Sequence[Tensor], routes: Sequence[Route], options: RunOptions
+) -> tuple[list[Tensor], tuple[torch.device, ...]]:
     """Copy each tensor along its route.
 
-    Args:
-        tensors, routes: What to copy, and how; one route per tensor.
-        non_blocking: Whether copies between devices are asynchronous.
-        wait: Called once after the copies; ``None`` leaves the waiting to the caller.
-        materialize: Makes the values of leaves that come from the meta device.
+    Returns:
+        The results in order, and the devices that were waited for.
     """
     moving = [index for index, route in enumerate(routes) if route.kind is not MoveKind.ALIAS]
     out = list(tensors)
-    late: list[int] = []
     ties = ties_of([tensors[index] for index in moving]) if len(moving) > 1 else None
-    tied = {} if ties is None else {moving[i]: moving[first] for i, first in ties.items()}
-    for index in moving:
-        if index in tied and routes[tied[index]] == routes[index]:
-            continue
+    tied = {
+        moving[i]: moving[first]
+        for i, first in (ties or {}).items()
+        if routes[moving[i]] == routes[moving[first]]
+    }
+    todo = [index for index in moving if index not in tied] if tied else moving
+    if options.pack_below and len(todo) >= MIN_GROUP:
+        for group in groups_of(tensors, routes, todo, options.pack_below):
+            parts = [tensors[index] for index in group]
+            route = routes[group[0]]
+            made = move_group(parts, route, options.non_blocking, options.staging)
+            for index, x in zip(group, made):
+                out[index] = x
+            todo = _without(todo, group)
+    late: list[int] = []
+    for index in todo:
         x, route = tensors[index], routes[index]
-        if route.kind is MoveKind.FROM_META and materialize is not None:
-            out[index] = materialize(index, x, route)
-        elif route.kind is MoveKind.D2H and wait is not None and route.cast_side == "target":
+        if route.kind is MoveKind.FROM_META and options.materialize is not None:
+            out[index] = options.materialize(index, x, route)
+        elif options.waits and route.kind is MoveKind.D2H and route.cast_side == "target":
             # Fewer bytes cross, and the host casts once they have arrived.
-            out[index] = x.to(route.device, non_blocking=non_blocking)
+            out[index] = x.to(route.device, non_blocking=options.non_blocking)
             late.append(index)
         else:
-            out[index] = copy_along(x, route, non_blocking)
-    if wait is not None:
-        wait()
+            out[index] = copy_along(x, route, options.non_blocking)
+    waited = wait_for(devices_to_wait_for(routes, options.target)) if options.waits else ()
     for index in late:
         out[index] = out[index].to(routes[index].device, routes[index].dtype)
     for index, first in tied.items():
-        if routes[first] == routes[index]:
-            out[index] = same_memory(tensors[index], tensors[first], out[first])
-    return out
+        out[index] = same_memory(tensors[index], tensors[first], out[first])
+    return out, waited
+
+
+def _without(todo: list[int], group: list[int]) -> list[int]:
+    gone = set(group)
+    return [index for index in todo if index not in gone]
 
 
 def copy_along(x: Tensor, route: Route, non_blocking: bool) -> Tensor:
     """One copy; the cast happens on the side that sends fewer bytes."""
     device, dtype = route.device, route.dtype
+    if route.pin and not route.pinned:
+        return _copy_pinned(x, route, non_blocking)
     if route.memory_format is not None:
-        out = x.to(device, dtype, non_blocking, memory_format=route.memory_format)
-    elif route.kind in (MoveKind.H2D, MoveKind.D2D) and route.cast_side == "target":
+        return x.to(device, dtype, non_blocking, memory_format=route.memory_format)
+    if route.cast_side == "target" and (route.kind is not MoveKind.D2H or not non_blocking):
         # In one call torch casts at the source, and sends the wider values.
-        out = x.to(device, non_blocking=non_blocking).to(device, dtype)
-    else:
-        out = x.to(device, dtype, non_blocking)
-    if route.pin and not ops_for(device).is_pinned(out):
-        out = ops_for(device).pin(out)
-    return out
+        return x.to(device, non_blocking=non_blocking).to(device, dtype)
+    return x.to(device, dtype, non_blocking)
+
+
+def _copy_pinned(x: Tensor, route: Route, non_blocking: bool) -> Tensor:
+    """A copy into pinned host memory, which a copy from a device can reach without the host."""
+    ops = accelerator_ops() if route.kind is not MoveKind.D2H else ops_for(route.src_device)
+    form = route.memory_format or torch.preserve_format
+    like = torch.empty_like(x, dtype=route.dtype, device="meta", memory_format=form)
+    n = like.untyped_storage().nbytes()
+    memory = ops.empty_pinned(n).view(route.dtype) if n else torch.empty(0, dtype=route.dtype)
+    return memory.as_strided(like.shape, like.stride()).copy_(x, non_blocking)
 
 
 def same_memory(x: Tensor, first: Tensor, moved: Tensor) -> Tensor:

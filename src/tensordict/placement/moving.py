@@ -15,9 +15,10 @@ from ..device.kinds import MoveKind
 from ..errors import LockedError
 from ..storage.consolidate import buffer_of, over_buffer, packing_of
 from .attrs import TensorAttrs
-from .execute import asynchronous, move_all, run_routes, waiter
+from .execute import move_all, options_for, run_routes
 from .pinning import move_pinned
-from .plan import place, plan_moves
+from .placing import place
+from .planning import plan_moves
 from .request import MoveRequest
 from .routes import Route, make_route
 from .rules import Spec
@@ -99,9 +100,7 @@ def _to_spec(td: Any, request: MoveRequest) -> Any:
         routes = _routes_beside(tensors, entries_beside(td, spec))
     if routes is None:
         return place(td, tensors, None, inplace=request.inplace)
-    flag = asynchronous(request.non_blocking)
-    wait = waiter(routes) if flag and request.non_blocking is None else None
-    moved = run_routes(tensors, routes, flag, wait)
+    moved, _ = run_routes(tensors, routes, options_for(request.non_blocking))
     return place(td, moved, None, inplace=request.inplace)
 
 

@@ -15,7 +15,7 @@ from ..device.ops import DeviceOps, accelerator_ops
 from ..device.sync import wait_for
 from ..errors import EntryTypeError, LockedError, table_of
 from .execute import devices_to_wait_for, same_memory
-from .plan import place
+from .placing import place
 from .routes import make_route, ties_of
 
 

@@ -17,7 +17,6 @@ from ..errors import FileFormatError
 from .names import FORMATS, dtype_name, format_name, parse_dtype, size_text
 from .routes import Move, Route, route_text
 
-_TRANSFERS = (MoveKind.H2D, MoveKind.D2H, MoveKind.D2D)
 _HEADINGS = ("kind", "move", "leaves", "before", "after", "can lose")
 
 
@@ -30,6 +29,8 @@ class PlanReport:
     shapes: list[torch.Size]
     routes: list[Route]
     ties: dict[int, int]
+    non_blocking: bool | None
+    target_device: torch.device | None
 
     # --- totals --------------------------------------------------------------------
 
@@ -48,10 +49,16 @@ class PlanReport:
         """Bytes that cross from one device to another."""
         out: dict[tuple[torch.device, torch.device], int] = {}
         for move in self._moves():
-            if move.wire_nbytes:
+            nbytes = self._wire_nbytes(move)
+            if nbytes:
                 link = (move.route.src_device, move.route.device)
-                out[link] = out.get(link, 0) + move.wire_nbytes
+                out[link] = out.get(link, 0) + nbytes
         return out
+
+    def _wire_nbytes(self, move: Move) -> int:
+        # The host casts after the wait; where the caller waits, the device has to cast before.
+        late = move.kind is not MoveKind.D2H or self.non_blocking is not True
+        return move.wire_nbytes if late or not move.wire_nbytes else move.dst_nbytes
 
     @property
     def n_copies(self) -> int:
@@ -195,11 +202,14 @@ class PlanReport:
         lines.append(f"  {size_text(move.src_nbytes)} -> {size_text(move.dst_nbytes)}")
         if move.tied_to is not None:
             lines.append(f"  shares memory with {dotted(move.tied_to)}, which is moved for both")
-        elif move.wire_nbytes:
+        elif self._wire_nbytes(move):
             link = f"{route.src_device} -> {route.device}"
-            lines.append(f"  {size_text(move.wire_nbytes)} cross {link}")
+            lines.append(f"  {size_text(self._wire_nbytes(move))} cross {link}")
         if route.casts:
-            lines.append(f"  the cast happens at the {route.cast_side}; it can lose {route.loss}")
+            early = route.kind is MoveKind.D2H and self.non_blocking is True
+            side = "source" if early else route.cast_side
+            loss = f"can lose {route.loss}" if route.loss else "is exact"
+            lines.append(f"  the cast happens at the {side}; it {loss}")
         if route.kind is MoveKind.D2H:
             waits = route.src_device in self.sync_devices  # type: ignore[attr-defined]
             lines.append("  run() waits for the source once" if waits else "  the caller waits")
@@ -219,8 +229,8 @@ class PlanReport:
                 for path, shape, route in zip(self.paths, self.shapes, self.routes)
             ],
             "ties": sorted(self.ties.items()),
-            "non_blocking": self.non_blocking,  # type: ignore[attr-defined]
-            "target_device": _device_json(self.target_device),  # type: ignore[attr-defined]
+            "non_blocking": self.non_blocking,
+            "target_device": _device_json(self.target_device),
             "nbytes": {"before": self.nbytes(after=False), "after": self.nbytes(after=True)},
         }
 

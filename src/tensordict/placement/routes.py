@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._typing import Path
-from ..device.kinds import MoveKind, classify, is_accelerator
+from ..device.kinds import PLAIN_TENSORS, MoveKind, classify, is_accelerator
 from ..device.ops import ops_for
 from .casts import Loss, can_lose
 from .names import dtype_name
@@ -52,7 +52,7 @@ class Route:
         """``"source"`` when narrowing before the transfer, ``"target"`` when widening after it."""
         if not self.casts:
             return None
-        if self.kind not in _TRANSFERS:
+        if self.kind not in TRANSFERS:
             return "source"
         return "source" if self.dtype.itemsize <= self.src_dtype.itemsize else "target"
 
@@ -67,7 +67,7 @@ class Route:
         return self.kind is not MoveKind.ALIAS
 
 
-_TRANSFERS = (MoveKind.H2D, MoveKind.D2H, MoveKind.D2D)
+TRANSFERS = (MoveKind.H2D, MoveKind.D2H, MoveKind.D2D)
 
 
 def make_route(
@@ -143,7 +143,7 @@ class Move:
     @property
     def wire_nbytes(self) -> int:
         """Bytes that cross between devices; 0 for a tie and for moves within one device."""
-        if self.tied_to is not None or self.route.kind not in _TRANSFERS:
+        if self.tied_to is not None or self.route.kind not in TRANSFERS:
             return 0
         return min(self.src_nbytes, self.dst_nbytes)
 
@@ -157,7 +157,7 @@ def ties_of(tensors: Sequence[Tensor]) -> dict[int, int] | None:
     if torch.compiler.is_compiling():
         return None  # addresses do not trace; a graph copies each value by itself
     # Most trees have no ties: one set of addresses tells.
-    plain = _PLAIN.issuperset(map(type, tensors))
+    plain = PLAIN_TENSORS.issuperset(map(type, tensors))
     if plain and len({x.data_ptr() for x in tensors}) == len(tensors):
         return None
     first: dict[Any, int] = {}
@@ -167,9 +167,6 @@ def ties_of(tensors: Sequence[Tensor]) -> dict[int, int] | None:
         if seen != index:
             ties[index] = seen
     return ties or None
-
-
-_PLAIN: set[type] = {Tensor, torch.nn.Parameter}
 
 
 def _memory_key(x: Tensor) -> Any:

@@ -1,0 +1,83 @@
+"""Putting moved leaves into a tree: a new one, the same one, or one that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._keys import short
+from .._typing import Path
+from ..core.lock import lock
+from ..core.traverse import leaves_with_path, nodes, rebuild
+from ..errors import LockedError, SchemaMismatch
+
+
+def place(
+    td: Any,
+    tensors: Sequence[Tensor],
+    device: torch.device | None,
+    *,
+    inplace: bool = False,
+    keep_device: bool = False,
+) -> Any:
+    """A tree like ``td`` over other tensors, or ``td`` itself with them.
+
+    Args:
+        td: The source; a locked one gives a locked result.
+        tensors: In the order of its leaves.
+        device: The device attribute of the result, unless ``keep_device``.
+        inplace: Write into ``td``.
+        keep_device: Leave the device attribute as it is.
+    """
+    if inplace:
+        return replace_leaves(td, tensors, td._device if keep_device else device)
+    out = rebuild(td, tensors)
+    if not keep_device and (device is not None or td._device is not None):
+        for part in nodes(out):
+            part._device = device
+    if td._lock is not None:
+        lock(out)
+    return out
+
+
+def replace_leaves(td: Any, tensors: Sequence[Tensor], device: torch.device | None) -> Any:
+    """Put other tensors into the entries of ``td``.
+
+    Raises:
+        LockedError: when it is locked; nothing is replaced.
+    """
+    if td._lock is not None:
+        raise LockedError
+    for node, moved in zip(nodes(td), nodes(rebuild(td, tensors))):
+        node._device = device
+        for name, entry in list(moved._items()):
+            if isinstance(entry, Tensor):
+                node._store(name, entry)
+    return td
+
+
+def write_out(out: Any, paths: Sequence[Path], tensors: Sequence[Tensor]) -> Any:
+    """Copy values into the leaves of ``out``, matched by path; nothing is written on a mismatch.
+
+    Raises:
+        SchemaMismatch: when keys or shapes differ; lists every one.
+    """
+    receivers = dict(leaves_with_path(out))
+    present = dict(receivers)
+    rows: list[tuple[Any, str]] = []
+    for path, x in zip(paths, tensors):
+        there = present.pop(path, None)
+        if there is None:
+            rows.append((short(path), "not in out"))
+        elif there.shape != x.shape:
+            rows.append((short(path), f"shape {list(there.shape)} in out, {list(x.shape)} moved"))
+    rows += [(short(path), "only in out") for path in present]
+    if rows:
+        raise SchemaMismatch(f"Cannot write into out: {len(rows)} leaves differ.", rows)
+    with torch.no_grad():
+        for path, x in zip(paths, tensors):
+            receivers[path].copy_(x)
+    return out
