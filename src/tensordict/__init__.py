@@ -11,6 +11,7 @@ from .ops.convert import is_tensor_collection
 from .ops.keys import default_is_leaf, is_leaf_nontensor
 from .ops.packing import PackLayout
 from .ops.padding import pad, pad_sequence
+from .placement.attrs import TensorAttrs
 
 __version__ = "0.16.0"
 
@@ -21,6 +22,7 @@ __all__ = [
     "NonTensorDataBase",
     "NonTensorStack",
     "PackLayout",
+    "TensorAttrs",
     "TensorDict",
     "TensorDictBase",
     "cat",
