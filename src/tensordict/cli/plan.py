@@ -1,0 +1,112 @@
+"""``tensordict plan``: what a conversion would do, from the header of a file alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import CastError, MissingKeyError
+from ..placement.names import parse_dtype, size_text
+from ..placement.plan import MovePlan, plan_moves
+from ..placement.policy import CastPolicy
+from ..storage.named import tree_of
+from ..storage.safetensors import Header, read_header
+
+
+def add_command(commands: Any) -> None:
+    """Add ``plan`` to the command line."""
+    p = commands.add_parser(
+        "plan",
+        help="show what a conversion would do, without reading the data",
+        description="Read the header of a safetensors file and show which leaves a conversion "
+        "would cast, move and keep. The data is not read.",
+    )
+    p.add_argument("file", metavar="FILE.safetensors")
+    add_policy_arguments(p)
+    p.add_argument("--device", help="where the leaves would go, as cuda:0")
+    p.add_argument("--json", action="store_true", help="print the whole plan as JSON")
+    p.set_defaults(run=run)
+
+
+def add_policy_arguments(p: argparse.ArgumentParser) -> None:
+    """Add ``--dtype`` and ``--keep``."""
+    p.add_argument("--dtype", help="dtype of the floating leaves, as bf16 or float16")
+    p.add_argument(
+        "--keep",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="PATTERN=DTYPE",
+        help="dtype of the leaves whose dotted name matches, as '*norm*=fp32'; the last match wins",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan."""
+    policy = policy_of(args.dtype, args.keep)
+    header = read_header(args.file)
+    plan = plan_of(header, policy, device_of(args.device))
+    if args.json:
+        print(json.dumps({"file": str(header.path), "plan": plan.to_json()}))
+        return 0
+    n = len(header.entries)
+    print(f"{header.path}: {n} tensors, {size_text(sum(e.nbytes for e in header.entries))}")
+    print(plan.table())
+    print(plan.summary())
+    return 0
+
+
+def policy_of(dtype: str | None, keep: Sequence[str]) -> CastPolicy:
+    """The policy of ``--dtype`` and ``--keep``.
+
+    Raises:
+        CastError: for a text that names no dtype, or is not ``PATTERN=DTYPE``.
+    """
+    rules: list[tuple[str, torch.dtype]] = []
+    for text in keep:
+        pattern, equals, name = text.rpartition("=")
+        if not (equals and pattern):
+            raise CastError(
+                f"Cannot use --keep {text!r}: expected PATTERN=DTYPE, as '*norm*=fp32'."
+            )
+        rules.append((pattern, parse_dtype(name)))
+    return CastPolicy(rules, default=None if dtype is None else parse_dtype(dtype))
+
+
+def device_of(text: str | None) -> torch.device | None:
+    """The device of ``--device``.
+
+    Raises:
+        CastError: for a text that names none.
+    """
+    if text is None:
+        return None
+    try:
+        return torch.device(text)
+    except RuntimeError:
+        raise CastError(
+            f"Cannot use {text!r} as a device: it names none. Use a torch name like cuda:0."
+        ) from None
+
+
+def plan_of(
+    header: Header, policy: CastPolicy | None, device: torch.device | None = None
+) -> MovePlan:
+    """The plan of a conversion, from a header.
+
+    Raises:
+        MissingKeyError: when a pattern matches no leaf; names each of them.
+    """
+    plan = plan_moves(
+        tree_of(header.stand_ins()),
+        device,
+        policy=policy,
+        on_unused="ignore",
+    )
+    if plan.unmatched:
+        raise MissingKeyError(f"{header.path}: {'; '.join(map(str, plan.unmatched))}")
+    return plan
