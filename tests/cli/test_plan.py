@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.cli.main import main
 from tensordict.cli.plan import plan_of, policy_of
-from tensordict.placement.plan import plan_moves
+from tensordict.placement import plan_moves
 from tensordict.storage.named import from_safetensors
 from tensordict.storage.safetensors import read_header
 

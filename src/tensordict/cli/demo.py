@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TensorDictError
+from ..placement import CastPolicy, plan_moves
 from ..placement.names import size_text
-from ..placement.plan import plan_moves
-from ..placement.policy import CastPolicy
 from ..storage.named import tree_of
 from ..storage.safetensors import read_header
 from . import rank_side, source

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from ..errors import CastError, MissingKeyError
-from ..placement.names import parse_dtype, size_text
-from ..placement.plan import MovePlan, plan_moves
-from ..placement.policy import CastPolicy
+from ..placement import CastPolicy, MovePlan, parse_dtype, plan_moves
+from ..placement.names import size_text
 from ..storage.named import tree_of
 from ..storage.safetensors import Header, read_header
 

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from .._keys import dotted
 from ..core.traverse import leaves, leaves_with_path
-from ..distributed.p2p import recv, send
+from ..distributed import recv, send
 from ..errors import PlanMismatch
-from ..placement.plan import plan_moves
-from ..placement.policy import CastPolicy
+from ..placement import CastPolicy, plan_moves
 from . import source
 from .progress import ReportingTransport
 
