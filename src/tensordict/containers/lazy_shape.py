@@ -20,6 +20,7 @@ from ..core.structural import StructuralOp
 from ..core.traverse import map_entries
 from ..errors import ShapeError
 from ..ops.indexing import Index, Rows, Select
+from ..ops.reductions import Reduce
 from ..ops.shape import (
     Broadcast,
     Expand,
@@ -291,6 +292,15 @@ def _filled(node: Any, value: float) -> Any:
         return NonTensorData._new(None, entry._batch_size, entry._device)
 
     return map_entries(node, fill)
+
+
+@rule(Reduce)
+def _reduce(stack: Any, op: Reduce) -> Any:
+    dim = stack._stack_dim
+    if op.dims is None or dim in op.dims:
+        return None
+    inner = Reduce(op.fold, tuple([d - (d > dim) for d in op.dims]), op.keepdim)
+    return _each(stack, op, inner, dim if op.keepdim else dim - sum(d < dim for d in op.dims))
 
 
 # --- any other operation: by row numbers ---------------------------------------------------

@@ -302,6 +302,8 @@ class NonTensorStack(NonTensorDataBase):
         return self._values
 
     def _restructure(self, op: StructuralOp) -> NonTensorDataBase:
+        if not op.moves_rows:
+            return self._of(op.values(self._values))
         # Whatever the operation does to a tensor of row numbers, it does to the rows.
         return self._taken(op.rows(self._numbers()))
 
@@ -316,7 +318,9 @@ class NonTensorStack(NonTensorDataBase):
         values = self._values.reshape(-1)
         if rows.numel() and int(rows.min()) < 0:  # rows that the operation made: they hold None
             values = np.append(values, np.array([None], dtype=object))
-        values = values[index].reshape(tuple(rows.shape))
+        return self._of(values[index].reshape(tuple(rows.shape)))
+
+    def _of(self, values: np.ndarray) -> NonTensorDataBase:
         if not values.shape:
             return NonTensorData._new(values[()], EMPTY, self._device)
         return NonTensorStack._new(values, self._device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch import Size, Tensor
 
 DimNames = list[Any]
@@ -44,6 +45,10 @@ class StructuralOp:
     def rows(self, x: Tensor) -> Tensor:
         """The operation on a tensor of row numbers; -1 where the result has a row of its own."""
         return self.leaf(x)
+
+    def values(self, rows: np.ndarray) -> np.ndarray:
+        """One Python value for each element of the result, when the operation moves no rows."""
+        raise NotImplementedError
 
     def inverse(self, batch: Size) -> StructuralOp:
         """What undoes the operation on a tree whose batch size was ``batch``."""

@@ -155,6 +155,14 @@ def map_entries(node: N, fn: Callable[[Path, Tensor | Leaf], Entry | None], pref
     return rekey(node, mapped)
 
 
+def only_tensors(node: Node) -> bool:
+    """Whether a tree holds tensors and nodes only, no other leaves."""
+    for _, entry in parts(node):
+        if not isinstance(entry, Tensor) and not (isinstance(entry, Node) and only_tensors(entry)):
+            return False
+    return True
+
+
 def zip_map(
     node: Node,
     others: Sequence[Node | None],

@@ -17,7 +17,7 @@ from ..core.devices import as_device
 from ..core.leaf import Leaf
 from ..core.node import KEEP, Entry, Node
 from ..core.sizes import as_size
-from ..core.traverse import DESCEND, leaves, leaves_like, nodes_with_path, parts, zip_map
+from ..core.traverse import DESCEND, leaves, leaves_like, only_tensors, zip_map
 from ..errors import EntryTypeError, StructureError, table_of
 from . import update
 from .inplace import write_each
@@ -206,7 +206,7 @@ def _same(x: Tensor) -> Tensor:
 
 def _copy_each(node: Node, source: Node, non_blocking: bool) -> bool:
     """Copy leaf by leaf between trees that agree; False when there is more to decide."""
-    if any(isinstance(e, Leaf) for _, part in nodes_with_path(source) for _, e in parts(part)):
+    if not only_tensors(source):
         return False
     try:
         ys = leaves_like(node, source)

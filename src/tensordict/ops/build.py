@@ -13,9 +13,11 @@ from torch import Tensor
 from ..core.node import Node
 from ..core.torch_function import implements
 from ..core.traverse import leaves
+from .compare import comparison
 from .inplace import write_each
 from .operands import accepts, grouped, inplace_pair, joined, keeps_batch, pair, same_keys
-from .table import Binary, Param, Row, Ternary, Unary
+from .reductions import reduction, scan
+from .table import Binary, Comparison, Reduction, Row, Scan, Ternary, Unary, extra
 
 Method = Callable[..., Any]
 
@@ -26,24 +28,12 @@ _DEFAULT = inspect.Parameter("default", inspect.Parameter.KEYWORD_ONLY, default=
 def install(cls: type, rows: Sequence[Row]) -> None:
     """Give a mixin class the methods of rows, and torch the rules for their functions."""
     for row in rows:
-        if isinstance(row, Unary):
-            made = _unary(row)
-        elif isinstance(row, Binary):
-            made = _binary(row)
-        elif isinstance(row, Ternary):
-            made = _ternary(row)
-        else:
-            continue  # comparisons know non-tensor entries: ops/compare.py
-        for name, method in made.items():
-            install_method(cls, name, method)
-
-
-def install_method(cls: type, name: str, method: Method) -> None:
-    """Make a function a method of a class, as if it were written there."""
-    method.__name__ = name
-    method.__qualname__ = f"{cls.__name__}.{name}"
-    method.__module__ = cls.__module__
-    setattr(cls, name, method)
+        for name, method in _MAKERS[type(row)](row).items():
+            method.__name__ = name
+            method.__qualname__ = f"{cls.__name__}.{name}"
+            method.__module__ = cls.__module__
+            method.__doc__ = method.__doc__ or row.doc
+            setattr(cls, name, method)
 
 
 def torch_name(row: Row) -> str:
@@ -71,18 +61,6 @@ def _documented(method: Method, row: Row, names: Sequence[str], text: str = "") 
     return method
 
 
-def _kwargs(params: Sequence[Param], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Extra arguments by name, without those that have their default."""
-    if len(args) > len(params):
-        raise TypeError(f"takes {len(params)} optional arguments, got {len(args)}")
-    given = {p.name: a for p, a in zip(params, args)}
-    given.update(kwargs)
-    for p in params:
-        if p.name in given and given[p.name] == p.default:
-            del given[p.name]
-    return given
-
-
 # --- one operand: the leaf itself -------------------------------------------------------
 
 
@@ -94,7 +72,7 @@ def _unary(row: Unary) -> dict[str, Method]:
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             if args or kwargs:
-                given = _kwargs(row.params, args, kwargs)
+                given = extra(row.params, args, kwargs)
                 return self._map(lambda x: fn(x, **given))
             return self._map(fn)
 
@@ -125,7 +103,7 @@ def _unary_inplace(row: Unary) -> Method:
     each = None if row.params else foreach(row, inplace=True)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = _kwargs(row.params, args, kwargs) if args or kwargs else None
+        given = extra(row.params, args, kwargs) if args or kwargs else None
         write_each(self, fn, each, (), given)
         return self
 
@@ -155,7 +133,7 @@ def _binary(row: Binary) -> dict[str, Method]:
         return _combine(node, values, fn, each, row.numbers, given)
 
     def method(self: Any, other: Any, *args: Any, default: Any = None, **kwargs: Any) -> Any:
-        given = _kwargs(row.params, args, kwargs) if args or kwargs else None
+        given = extra(row.params, args, kwargs) if args or kwargs else None
         if default is not None and isinstance(other, Node) and not same_keys(self, other):
             return joined(self, other, lambda x, y: fn(x, y, **(given or {})), default)
         return run(self, other, given)
@@ -242,7 +220,7 @@ def _binary_inplace(row: Binary) -> Method:
     each = foreach(row, inplace=True)
 
     def method(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        given = _kwargs(row.params, args, kwargs) if args or kwargs else None
+        given = extra(row.params, args, kwargs) if args or kwargs else None
         values = inplace_pair(self, other, row.name)
         if type(values) is not list and not row.numbers:
             values = [_number(values, x) for x in leaves(self)]
@@ -319,7 +297,7 @@ def _two(
         if name not in given:
             raise TypeError(f"{row.name}() missing required argument: {name!r}")
         found.append(given.pop(name))
-    return found[0], found[1], _kwargs(row.params, args[2:], given)
+    return found[0], found[1], extra(row.params, args[2:], given)
 
 
 def _lists(row: Ternary, xs: Sequence[Tensor], ys: Any, zs: Any) -> tuple[Any, Any]:
@@ -328,3 +306,13 @@ def _lists(row: Ternary, xs: Sequence[Tensor], ys: Any, zs: Any) -> tuple[Any, A
     if type(zs) is not list and not row.numbers:
         zs = [_number(zs, x) for x in xs]
     return ys, zs
+
+
+_MAKERS: dict[type, Callable[[Any], dict[str, Method]]] = {
+    Unary: _unary,
+    Binary: _binary,
+    Ternary: _ternary,
+    Comparison: comparison,
+    Reduction: reduction,
+    Scan: scan,
+}

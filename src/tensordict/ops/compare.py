@@ -12,22 +12,27 @@ from torch import Tensor
 from .._keys import path_of
 from .._typing import Path
 from ..core import write
-from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase, compare
+from ..core.leaf import NonTensorData, NonTensorDataBase, compare
 from ..core.node import Entry, Node
 from ..core.torch_function import implements
-from ..core.traverse import DESCEND, leaves, leaves_like, nodes_with_path, parts, zip_map
+from ..core.traverse import (
+    DESCEND,
+    leaves,
+    leaves_like,
+    nodes_with_path,
+    only_tensors,
+    parts,
+    zip_map,
+)
 from ..errors import StructureError
-from .build import install_method
 from .operands import accepts, pair, refuse
-from .table import COMPARISONS, Comparison
+from .table import Comparison
 
 
 class CompareMethods(Node):
-    """``==``, ``<`` and their kin (made from the op table), `equal`, `allclose`."""
+    """`equal` and `allclose`; ``==`` and its kin are made from the op table."""
 
     __slots__ = ()
-
-    __hash__ = None  # type: ignore[assignment]
 
     def equal(self, other: Any) -> bool:
         """Whether two tensordicts have the same keys, shapes and values.
@@ -83,7 +88,8 @@ def _values(node: Node) -> dict[Path, NonTensorDataBase]:
     }
 
 
-def _install(row: Comparison) -> None:
+def comparison(row: Comparison) -> dict[str, Callable[..., Any]]:
+    """The method and the operator of a row, and the rule of its torch function."""
     fn = getattr(torch, row.name)
     op = getattr(operator, row.name)
 
@@ -102,10 +108,8 @@ def _install(row: Comparison) -> None:
             return method(input, other)
         return _compared(other, input, lambda y, x: op(x, y), row.name)
 
-    method.__doc__ = dunder.__doc__ = row.doc
-    install_method(CompareMethods, row.name, method)
-    install_method(CompareMethods, f"__{row.name}__", dunder)
     implements(fn)(rule)
+    return {row.name: method, f"__{row.name}__": dunder}
 
 
 def _compared(node: Any, other: Any, fn: Callable[..., Tensor], name: str) -> Any:
@@ -125,7 +129,7 @@ def _compared(node: Any, other: Any, fn: Callable[..., Tensor], name: str) -> An
 
 def _with_values(result: Any, other: Any, name: str) -> Any:
     """The tree of booleans with its non-tensor entries compared too."""
-    if not any(isinstance(e, Leaf) for _, part in nodes_with_path(result) for _, e in parts(part)):
+    if only_tensors(result):
         return result
 
     def visit(path: Path, entry: Entry, theirs: list[Entry | None]) -> Any:
@@ -139,7 +143,7 @@ def _with_values(result: Any, other: Any, name: str) -> Any:
             equal = compare(entry, theirs[0])
         else:
             equal = torch.zeros(entry._batch_size, dtype=torch.bool)
-        equal = equal.expand(entry._batch_size)
+        equal = equal.expand(entry._batch_size).to(entry._device)
         return equal if name == "eq" else ~equal
 
     others = (other,) if isinstance(other, Node) else ()
@@ -159,7 +163,3 @@ def _from_mapping(node: Node, source: Mapping[Any, Any]) -> Node:
             value = torch.full(batch, value)
         write.assign(out, path, value)
     return out
-
-
-for _row in COMPARISONS:
-    _install(_row)

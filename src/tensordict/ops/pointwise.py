@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from ..core.node import Node
 from .build import install
-from .table import POINTWISE
+from .table import TABLE
 
 
 class PointwiseMethods(Node):
-    """Arithmetic, comparisons and elementary functions of every leaf."""
+    """Arithmetic, comparisons, elementary functions and reductions of every leaf."""
 
     __slots__ = ()
 
+    __hash__ = None  # type: ignore[assignment]
 
-install(PointwiseMethods, POINTWISE)
+
+install(PointwiseMethods, TABLE)

@@ -1,23 +1,46 @@
-"""Reductions over batch dimensions, over feature dimensions, or of everything."""
+"""Reductions over batch dimensions, over feature dimensions, or of everything.
+
+``dim`` of a reduction is one of:
+
+* nothing: every leaf is reduced whole, the result has no batch dimensions;
+* an int or a tuple of ints: batch dimensions;
+* ``"feature"``: the dimensions of each leaf that are not batch dimensions.
+
+With ``reduce=True`` the leaves are then reduced together, to one tensor.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
+import numpy as np
+import torch
 from torch import Size, Tensor
 
-from ..core.node import Node
-from ..core.sizes import wrap_dim
-from ..core.structural import DimNames, StructuralOp
-from ..core.traverse import leaves
+from .._typing import NO_DEFAULT
+from ..core.node import Entry, Node
+from ..core.sizes import EMPTY, insert, wrap_dim, wrap_dims
+from ..core.structural import DimNames, StructuralOp, named
+from ..core.torch_function import implements
+from ..core.traverse import DESCEND, leaves, nodes, zip_map
+from ..errors import EntryTypeError, ShapeError
+from .operands import grouped
+from .shape import Expand
+from .table import Reduction, Scan, extra
+
+Dims: TypeAlias = "int | tuple[int, ...] | str | None"
+# fn(x, dims, keepdim): one tensor reduced over dimensions counted from the front.
+Fold: TypeAlias = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
 
 class ReductionMethods(Node):
-    """`all`, `any`."""
+    """`all`, `any` and `norm`; the other reductions are made from the op table."""
 
     __slots__ = ()
 
-    def all(self, dim: int | None = None) -> Any:
+    def all(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
         """Whether every element of every leaf is true: a bool; with ``dim``, a tensordict.
 
         >>> from tensordict import TensorDict
@@ -26,31 +49,401 @@ class ReductionMethods(Node):
         """
         if dim is None:
             return all(bool(x.all()) for x in leaves(self))
-        return self._restructure(Reduce(lambda x, d: x.all(d), dim, len(self._batch_size)))
+        return reduced(self, lambda x, dims, keep: torch.all(x, dims, keep), dim, keepdim)
 
-    def any(self, dim: int | None = None) -> Any:
+    def any(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
         """Whether some element of some leaf is true: a bool; with ``dim``, a tensordict."""
         if dim is None:
             return any(bool(x.any()) for x in leaves(self))
-        return self._restructure(Reduce(lambda x, d: x.any(d), dim, len(self._batch_size)))
+        return reduced(self, lambda x, dims, keep: torch.any(x, dims, keep), dim, keepdim)
+
+    def norm(
+        self,
+        *,
+        p: float = 2,
+        out: Any = None,
+        dtype: torch.dtype | None = None,
+        key_transform: Callable[[str], str] | None = None,
+    ) -> Any:
+        """The norm of each leaf, as a tensordict without batch dimensions.
+
+        Args:
+            p: order of the norm.
+            out: tensordict to write the norms into, and to return.
+            dtype: dtype to compute in.
+            key_transform: new name for every name.
+
+        >>> from tensordict import TensorDict
+        >>> TensorDict(a=torch.tensor([3.0, 4.0])).norm()["a"]
+        tensor(5.)
+        """
+        xs = leaves(self)
+        if grouped(xs):
+            norms = list(torch._foreach_norm(xs, p, dtype))
+        else:
+            norms = [torch.linalg.vector_norm(x, p, dtype=dtype) for x in xs]
+        todo = iter(norms)
+        result = reduced(self, lambda x, dims, keep: next(todo), None)
+        result = _renamed(result, key_transform)
+        return result if out is None else out.copy_(result)
 
 
 class Reduce(StructuralOp):
-    """One batch dimension reduced away."""
+    """Dimensions reduced.
 
-    __slots__ = ("_dim", "_fn")
+    Attributes:
+        fold: how to reduce one tensor.
+        dims: batch dimensions, None for every dimension of every leaf.
+        keepdim: whether reduced dimensions stay, of size 1.
+    """
+
+    __slots__ = ("dims", "fold", "keepdim")
 
     keeps_lock = False
+    moves_rows = False
 
-    def __init__(self, fn: Any, dim: int, ndim: int) -> None:
-        self._fn = fn
-        self._dim = wrap_dim(dim, ndim)
+    def __init__(self, fold: Fold, dims: tuple[int, ...] | None, keepdim: bool) -> None:
+        self.fold = fold
+        self.dims = dims
+        self.keepdim = keepdim
 
     def size(self, batch: Size) -> Size:
-        return batch[: self._dim] + batch[self._dim + 1 :]
+        if self.dims is None:
+            return Size([1] * len(batch)) if self.keepdim else EMPTY
+        if self.keepdim:
+            return Size([1 if i in self.dims else n for i, n in enumerate(batch)])
+        return Size([n for i, n in enumerate(batch) if i not in self.dims])
 
-    def names(self, names: DimNames) -> DimNames:
-        return [*names[: self._dim], *names[self._dim + 1 :]]
+    def names(self, names: DimNames) -> DimNames | None:
+        if self.keepdim:
+            return names
+        if self.dims is None:
+            return None
+        left = [name for i, name in enumerate(names) if i not in self.dims]
+        return named(left)
 
     def leaf(self, x: Tensor) -> Tensor:
-        return self._fn(x, self._dim)
+        dims = tuple(range(x.ndim)) if self.dims is None else self.dims
+        return self.fold(x, dims, self.keepdim)
+
+    def values(self, rows: np.ndarray) -> np.ndarray:
+        """One list of values for each element of the result."""
+        dims = range(rows.ndim) if self.dims is None else self.dims
+        kept = [i for i in range(rows.ndim) if i not in dims]
+        moved = rows.transpose([*kept, *dims])
+        left = moved.shape[: len(kept)]
+        out = np.empty(left, dtype=object)
+        for i in np.ndindex(left):
+            out[i] = moved[i].tolist()
+        return out.reshape(tuple(self.size(Size(rows.shape))))
+
+
+def reduced(node: Any, fold: Fold, dim: Dims = None, keepdim: bool = False) -> Any:
+    """A tree reduced over ``dim``, see the top of the module."""
+    if dim == "feature":
+        if keepdim:
+            raise EntryTypeError("dim='feature' is incompatible with keepdim=True.")
+        return _features(node, fold)
+    return node._restructure(Reduce(fold, None if dim is None else _wrapped(dim, node), keepdim))
+
+
+def _features(node: Node, fold: Fold) -> Any:
+    def visit(path: Any, entry: Entry, theirs: Any) -> Any:
+        return DESCEND if isinstance(entry, Node) else entry
+
+    def build(path: Any, part: Node, entries: dict[str, Entry]) -> Node:
+        n = len(part._batch_size)
+        reduce = {k: _feature(x, n, fold) for k, x in entries.items() if isinstance(x, Tensor)}
+        return part._like({**entries, **reduce})
+
+    return zip_map(node, (), visit, build)
+
+
+def _feature(x: Tensor, n: int, fold: Fold) -> Tensor:
+    if x.ndim == n:
+        x = x.unsqueeze(-1)
+    return fold(x, tuple(range(n, x.ndim)), False)
+
+
+def together(node: Any, fold: Fold, dim: Dims, keepdim: bool, name: str) -> Tensor:
+    """The leaves reduced over ``dim`` and with each other, to one tensor."""
+    xs = _some(node, name)
+    if dim is None:
+        return fold(torch.cat([x.reshape(-1) for x in xs]), (0,), False)
+    if dim == "feature":
+        batch = node._batch_size
+        n = len(batch)
+        parts = [x.flatten(n) if x.ndim > n else x.unsqueeze(-1) for x in xs]
+        return fold(torch.cat(parts, n), (n,), False)
+    dims = _wrapped(dim, node)
+    shapes = {x.shape[: dims[0]] + x.shape[dims[0] + 1 :] for x in xs}
+    if len(shapes) > 1:
+        raise ShapeError(
+            f"Cannot {name}(dim={dim}, reduce=True): expected leaves of one shape, got "
+            f"{sorted(list(x.shape) for x in xs)}. Use dim='feature' or no dim."
+        )
+    return fold(torch.cat(list(xs), dims[0]), dims, keepdim)
+
+
+def _some(node: Node, name: str) -> list[Tensor]:
+    xs = leaves(node)
+    if not xs:
+        raise ShapeError(f"Cannot {name}(reduce=True): the tensordict has no tensor leaves.")
+    return xs
+
+
+def _wrapped(dim: Any, node: Node) -> tuple[int, ...]:
+    ndim = len(node._batch_size)
+    if isinstance(dim, int):
+        return (wrap_dim(dim, ndim),)
+    if isinstance(dim, (tuple, list)) and all(isinstance(d, int) for d in dim):
+        # As in torch, no dimension is every dimension.
+        return tuple(sorted(wrap_dims(dim, ndim))) or tuple(range(ndim))
+    raise EntryTypeError(
+        f"Cannot reduce over {dim!r}: expected a batch dimension, a tuple of them, or 'feature'."
+    )
+
+
+def _renamed(node: Any, key_transform: Callable[[str], str] | None) -> Any:
+    if key_transform is None:
+        return node
+
+    def build(path: Any, part: Node, entries: dict[str, Entry]) -> Node:
+        return part._like({key_transform(name): entry for name, entry in entries.items()})
+
+    def visit(path: Any, entry: Entry, theirs: Any) -> Any:
+        return DESCEND if isinstance(entry, Node) else entry
+
+    return zip_map(node, (), visit, build)
+
+
+# --- from the table -----------------------------------------------------------------------
+
+
+def _one_dim(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Fold:
+    """A fold from a torch function that reduces one dimension only."""
+
+    def fold(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Any:
+        if len(dims) == 1:
+            return fn(x, *args, dim=dims[0], keepdim=keepdim, **kwargs)
+        rest = [i for i in range(x.ndim) if i not in dims]
+        shape = [x.shape[i] for i in rest]
+        flat = x.permute([*rest, *dims]).reshape([*shape, math.prod(x.shape[i] for i in dims)])
+        out = fn(flat, *args, dim=-1, **kwargs)
+        if not keepdim:
+            return out
+        if not isinstance(out, Tensor):  # values and indices
+            return [_put_back(part, dims, part.ndim - len(rest)) for part in out]
+        return _put_back(out, dims, out.ndim - len(rest))
+
+    return fold
+
+
+def _put_back(x: Tensor, dims: tuple[int, ...], leading: int) -> Tensor:
+    for i in dims:
+        x = x.unsqueeze(leading + i)
+    return x
+
+
+def _count_nonzero(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    return (x != 0).sum(dims, keepdim=keepdim)  # torch's own has no keepdim
+
+
+def _fold(row: Reduction, first: Sequence[Any], kwargs: dict[str, Any]) -> Fold:
+    if row.name == "count_nonzero":
+        return _count_nonzero
+    fn = getattr(torch, row.name)
+    if not row.dims:
+        return _one_dim(fn, first, kwargs)
+    return lambda x, dims, keepdim: fn(x, dims, keepdim=keepdim, **kwargs)
+
+
+def _parsed(row: Reduction, node: Node, dim: Any, keepdim: Any) -> tuple[Dims, bool]:
+    dim = None if dim is NO_DEFAULT else dim
+    if row.batch and dim is None:
+        dim = tuple(range(len(node._batch_size)))
+        if not dim:
+            raise ShapeError(f"Cannot {row.name}: the tensordict has no batch dimension.")
+    return dim, keepdim is not NO_DEFAULT and bool(keepdim)
+
+
+def reduction(row: Reduction) -> dict[str, Callable[..., Any]]:
+    """The method of a row, which is also the rule of its torch function."""
+    if row.indices:
+        method = _with_indices(row)
+    elif row.first:
+        method = _quantile(row)
+    else:
+        method = _plain(row)
+    implements(getattr(torch, row.name))(method)
+    return {row.name: method}
+
+
+def _plain(row: Reduction) -> Callable[..., Any]:
+    def method(
+        self: Any,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = NO_DEFAULT,
+        *,
+        reduce: bool | None = None,
+        key_transform: Callable[[str], str] | None = None,
+        out: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        dim, keepdim = _parsed(row, self, dim, keepdim)
+        fold = _fold(row, (), kwargs)
+        if reduce:
+            return together(self, fold, dim, keepdim, row.name)
+        result = _renamed(reduced(self, fold, dim, keepdim), key_transform)
+        return result if out is None else out.copy_(result)
+
+    return method
+
+
+def _quantile(row: Reduction) -> Callable[..., Any]:
+    def method(
+        self: Any,
+        q: Any,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = NO_DEFAULT,
+        *,
+        reduce: bool | None = None,
+        key_transform: Callable[[str], str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        dim, keepdim = _parsed(row, self, dim, keepdim)
+        fold = _fold(row, (q,), kwargs)
+        if reduce:
+            return together(self, fold, dim, keepdim, row.name)
+        result = reduced(self, fold, dim, keepdim)
+        if isinstance(q, Tensor) and q.ndim and dim is not None:
+            result = _leading(result, q.shape[0])
+        return _renamed(result, key_transform)
+
+    return method
+
+
+def _leading(node: Any, n: int) -> Any:
+    """A tree whose leaves have a new first dimension, told to its batch size."""
+
+    def visit(path: Any, entry: Entry, theirs: Any) -> Any:
+        if isinstance(entry, Node):
+            return DESCEND
+        if isinstance(entry, Tensor):
+            return entry
+        size = entry._batch_size
+        return entry._restructure(Expand(insert(size, 0, n), len(size)))
+
+    def build(path: Any, part: Node, entries: dict[str, Entry]) -> Node:
+        names = part._dim_names
+        names = None if names is None else [None, *names]
+        return part._like(entries, insert(part._batch_size, 0, n), names)
+
+    return zip_map(node, (), visit, build)
+
+
+def _with_indices(row: Reduction) -> Callable[..., Any]:
+    fn = getattr(torch, row.name)
+    made = getattr(torch.return_types, row.name)
+
+    def method(
+        self: Any,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = False,
+        *,
+        reduce: bool | None = None,
+        return_indices: bool = True,
+    ) -> Any:
+        dim, keepdim = _parsed(row, self, dim, keepdim)
+        if dim is None and not keepdim:
+            if reduce:
+                return fn(torch.cat([x.reshape(-1) for x in _some(self, row.name)]))
+            return reduced(self, lambda x, dims, keep: fn(x))
+        fold = _fold(row, (), {})
+        if reduce:
+            pair = together(self, fold, dim, keepdim, row.name)
+            return made(tuple(pair)) if return_indices else pair[0]
+        if not return_indices:
+            return reduced(self, lambda x, dims, keep: fold(x, dims, keep)[0], dim, keepdim)
+        if dim == "feature" or any(part._members() is not None for part in nodes(self)):
+            # Leaves are not visited in the order in which the result holds them.
+            first = reduced(self, lambda x, dims, keep: fold(x, dims, keep)[0], dim, keepdim)
+            return made((first, reduced(self, lambda x, d, k: fold(x, d, k)[1], dim, keepdim)))
+        indices: list[Tensor] = []
+
+        def values(x: Tensor, dims: tuple[int, ...], keep: bool) -> Tensor:
+            value, index = fold(x, dims, keep)
+            indices.append(index)
+            return value
+
+        result = reduced(self, values, dim, keepdim)
+        return made((result, result._rebuild(iter(indices))))
+
+    return method
+
+
+def scan(row: Scan) -> dict[str, Callable[..., Any]]:
+    """The method of a row, which is also the rule of its torch function."""
+    fn = getattr(torch, row.name)
+    if row.indices:
+        method = _scan_with_indices(row)
+    else:
+
+        def method(self: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
+            d = wrap_dim(dim, len(self._batch_size))
+            given = extra(row.params, args, kwargs)
+            return self._map(lambda x: fn(x, d, **given))
+
+    implements(fn)(method)
+    return {row.name: method}
+
+
+def _scan_with_indices(row: Scan) -> Callable[..., Any]:
+    fn = getattr(torch, row.name)
+    made = getattr(torch.return_types, row.name)
+
+    def method(
+        self: Any, dim: int, *, reduce: bool | None = None, return_indices: bool = True
+    ) -> Any:
+        d = wrap_dim(dim, len(self._batch_size))
+        if reduce:
+            pair = together(self, lambda x, dims, keep: fn(x, dims[0]), d, False, row.name)
+            return pair if return_indices else pair[0]
+        pairs = [fn(x, d) for x in leaves(self)]
+        values = self._rebuild(iter([pair[0] for pair in pairs]))
+        if not return_indices:
+            return values
+        return made((values, self._rebuild(iter([pair[1] for pair in pairs]))))
+
+    return method
+
+
+@implements(torch.norm, torch.linalg.vector_norm)
+def _norm(
+    input: Any,
+    p: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    out: Any = None,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    if dim is not None or keepdim:
+        raise EntryTypeError("Cannot take a norm over some dimensions: use td.apply().")
+    return input.norm(p=2 if p == "fro" else p, out=out, dtype=dtype)
+
+
+@implements(torch.nn.functional.softmax)
+def _softmax(input: Any, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Any:
+    return input.softmax(dim, dtype)
+
+
+@implements(torch.nn.functional.log_softmax)
+def _log_softmax(
+    input: Any, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Any:
+    return input.log_softmax(dim, dtype)
+
+
+implements(torch.all)(ReductionMethods.all)
+implements(torch.any)(ReductionMethods.any)

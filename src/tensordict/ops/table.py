@@ -7,6 +7,7 @@ against torch leaf by leaf.  ``docs/internals/adding-an-op.md`` shows how to add
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -97,7 +98,60 @@ class Comparison:
     doc: str
 
 
-Row: TypeAlias = "Unary | Binary | Ternary | Comparison"
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction of some dimensions of each leaf.
+
+    Attributes:
+        name, doc, domain: as in `Unary`.
+        params: keyword arguments that go to the torch function as they are.
+        dims: whether the torch function takes several dimensions at once.
+        indices: whether it also gives indices, as a named pair of values and indices.
+        first: name and type of an argument before ``dim``, empty for none.
+        batch: whether only batch dimensions are reduced when no ``dim`` is given.
+    """
+
+    name: str
+    doc: str
+    params: tuple[Param, ...] = ()
+    dims: bool = True
+    indices: bool = False
+    first: str = ""
+    batch: bool = False
+    domain: str = "real"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """An operation along one batch dimension that keeps the shape.
+
+    Attributes:
+        name, doc, params, domain, indices: as in `Reduction`.
+    """
+
+    name: str
+    doc: str
+    params: tuple[Param, ...] = ()
+    indices: bool = False
+    domain: str = "real"
+
+
+Row: TypeAlias = "Unary | Binary | Ternary | Comparison | Reduction | Scan"
+
+
+def extra(
+    params: Sequence[Param], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Extra arguments by name, without those that have their default."""
+    if len(args) > len(params):
+        raise TypeError(f"expected at most {len(params)} more arguments, got {len(args)}: {args}")
+    given = {p.name: a for p, a in zip(params, args)}
+    given.update(kwargs)
+    for p in params:
+        if p.name in given and given[p.name] == p.default:
+            del given[p.name]
+    return given
+
 
 _ALPHA = (Param("alpha", "float | None", None),)
 
@@ -330,4 +384,46 @@ COMPARISONS: tuple[Comparison, ...] = (
     Comparison("ne", "True where every leaf differs from the operand."),
 )
 
-POINTWISE: tuple[Row, ...] = (*UNARY, *BINARY, *TERNARY, *COMPARISONS)
+_DTYPE = (Param("dtype", "torch.dtype | None", None),)
+_CORRECTION = (Param("correction", "int", 1),)
+_INTERPOLATION = (Param("interpolation", "str", "linear"),)
+
+REDUCTIONS: tuple[Reduction, ...] = (
+    Reduction("amax", "Maximum of every leaf."),
+    Reduction("amin", "Minimum of every leaf."),
+    Reduction("argmax", "Position of the maximum of every leaf.", dims=False),
+    Reduction("argmin", "Position of the minimum of every leaf.", dims=False),
+    Reduction("count_nonzero", "Number of values of every leaf that are not zero."),
+    Reduction("logsumexp", "log(sum(exp(x))) of every leaf.", batch=True),
+    Reduction("max", "Maximum of every leaf.", dims=False, indices=True),
+    Reduction("mean", "Mean of every leaf.", _DTYPE),
+    Reduction("median", "Median (the lower one) of every leaf.", dims=False, indices=True),
+    Reduction("min", "Minimum of every leaf.", dims=False, indices=True),
+    Reduction("nanmean", "Mean of every leaf without its NaNs.", _DTYPE),
+    Reduction("nanmedian", "Median of every leaf without its NaNs.", dims=False, indices=True),
+    Reduction(
+        "nanquantile",
+        "Quantile of every leaf without its NaNs.",
+        _INTERPOLATION,
+        dims=False,
+        first="q",
+    ),
+    Reduction("nansum", "Sum of every leaf without its NaNs.", _DTYPE),
+    Reduction("prod", "Product of every leaf.", _DTYPE, dims=False),
+    Reduction("quantile", "Quantile of every leaf.", _INTERPOLATION, dims=False, first="q"),
+    Reduction("std", "Standard deviation of every leaf.", _CORRECTION),
+    Reduction("sum", "Sum of every leaf.", _DTYPE),
+    Reduction("var", "Variance of every leaf.", _CORRECTION),
+)
+
+SCANS: tuple[Scan, ...] = (
+    Scan("cummax", "Running maximum of every leaf.", indices=True),
+    Scan("cummin", "Running minimum of every leaf.", indices=True),
+    Scan("cumprod", "Running product of every leaf.", _DTYPE),
+    Scan("cumsum", "Running sum of every leaf.", _DTYPE),
+    Scan("log_softmax", "Logarithm of the softmax of every leaf.", _DTYPE),
+    Scan("logcumsumexp", "Logarithm of the running sum of exponentials of every leaf."),
+    Scan("softmax", "Softmax of every leaf: exp(x) over its sum.", _DTYPE),
+)
+
+TABLE: tuple[Row, ...] = (*UNARY, *BINARY, *TERNARY, *COMPARISONS, *REDUCTIONS, *SCANS)

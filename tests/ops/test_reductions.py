@@ -1,0 +1,303 @@
+"""Reductions and scans against torch, leaf by leaf."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tensordict import TensorDict
+from tensordict.ops.table import REDUCTIONS, SCANS
+
+ids = {"ids": lambda row: row.name}
+plain = [row for row in REDUCTIONS if not row.indices and not row.first]
+paired = [row for row in REDUCTIONS if row.indices]
+
+
+def tree():
+    return TensorDict(
+        {
+            "a": torch.rand(3, 4, 5) + 0.5,
+            "n": TensorDict({"b": torch.rand(3, 4, 2)}, [3, 4, 2], names=["x", "y", "z"]),
+            "s": "text",
+        },
+        [3, 4],
+        names=["x", "y"],
+    )
+
+
+def by_hand(row, x, dims, keepdim=False, args=()):
+    """One tensor reduced over dims, through one flat dimension."""
+    fn = getattr(torch, row.name)
+    rest = [i for i in range(x.ndim) if i not in dims]
+    flat = x.permute([*rest, *dims]).flatten(len(rest)) if dims else x.unsqueeze(-1)
+    out = fn(flat, *args, dim=-1)
+    out = out.values if row.indices else out
+    if keepdim:
+        out = out.reshape([1 if i in dims else n for i, n in enumerate(x.shape)])
+    return out
+
+
+def leaf_checks(td, out, expected):
+    for key, x in td.items(True, True):
+        assert_close(out[key], expected(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", plain, **ids)
+def test_everything(row):
+    td = tree()
+    if row.batch:
+        out = getattr(td, row.name)()
+        assert out.batch_size == () and out["a"].shape == (5,)
+        leaf_checks(td, out, lambda x: by_hand(row, x, (0, 1)))
+        return
+    out = getattr(td, row.name)()
+    assert out.batch_size == () and out["n"].batch_size == () and out["s"] == "text"
+    leaf_checks(td, out, lambda x: by_hand(row, x, tuple(range(x.ndim))))
+    out = getattr(td, row.name)(keepdim=True)
+    assert out.batch_size == (1, 1) and out["n"].batch_size == (1, 1, 1)
+    leaf_checks(td, out, lambda x: by_hand(row, x, tuple(range(x.ndim)), True))
+
+
+@pytest.mark.parametrize("row", plain, **ids)
+@pytest.mark.parametrize("dim", [0, 1, -1, (0,), (0, 1), (1, 0), (-1, -2), [0]])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_batch_dims(row, dim, keepdim):
+    td = tree()
+    dims = tuple(sorted(d % 2 for d in ([dim] if isinstance(dim, int) else dim)))
+    out = getattr(td, row.name)(dim, keepdim)
+    leaf_checks(td, out, lambda x: by_hand(row, x, dims, keepdim))
+    proxy = torch.zeros(3, 4).sum(dims, keepdim=keepdim)
+    assert out.batch_size == proxy.shape and out["n"].batch_size == (*proxy.shape, 2)
+    left = ["x", "y"] if keepdim else [n for i, n in enumerate(["x", "y"]) if i not in dims]
+    assert out.names == left and out.get("s").batch_size == proxy.shape
+    if row.name != "count_nonzero" and (row.dims or isinstance(dim, int)):
+        again = getattr(torch, row.name)(td, dim, keepdim=keepdim)
+        leaf_checks(td, again, lambda x: by_hand(row, x, dims, keepdim))
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("row", plain, **ids)
+def test_features(row):
+    td = tree()
+    out = getattr(td, row.name)(dim="feature")
+    assert out.batch_size == (3, 4) and out["n"].batch_size == (3, 4, 2) and out.names == ["x", "y"]
+    assert_close(out["a"], by_hand(row, td["a"], (2,)))
+    assert_close(out["n", "b"], by_hand(row, td["n", "b"], ()), equal_nan=True)
+    with pytest.raises(TypeError, match="keepdim"):
+        getattr(td, row.name)(dim="feature", keepdim=True)
+
+
+@pytest.mark.parametrize("row", plain, **ids)
+def test_reduce(row):
+    td = tree()
+    if not row.batch:
+        flat = torch.cat([td["a"].reshape(-1), td["n", "b"].reshape(-1)])
+        assert_close(getattr(td, row.name)(reduce=True), by_hand(row, flat, (0,)))
+    both = torch.cat([td["a"], td["n", "b"]], 2)
+    assert_close(getattr(td, row.name)(dim="feature", reduce=True), by_hand(row, both, (2,)))
+    with pytest.raises(RuntimeError, match="one shape"):
+        getattr(td, row.name)(dim=0, reduce=True)
+    same = TensorDict({"a": torch.rand(3, 4), "b": torch.rand(3, 4)}, [3])
+    both = torch.cat([same["a"], same["b"]])
+    assert_close(getattr(same, row.name)(dim=0, reduce=True), by_hand(row, both, (0,)))
+    with pytest.raises(RuntimeError, match="no tensor leaves"):
+        getattr(TensorDict({}, [3]), row.name)(0, reduce=True)
+
+
+def test_dtype_and_correction():
+    td = tree()
+    for name in ("sum", "mean", "nansum", "nanmean", "prod"):
+        assert getattr(td, name)(dim=0, dtype=torch.float64)["a"].dtype == torch.float64
+        assert getattr(td, name)(reduce=True, dtype=torch.float64).dtype == torch.float64
+    for name in ("std", "var"):
+        fn = getattr(torch, name)
+        out = getattr(td, name)(dim=0, correction=0)
+        assert_close(out["a"], fn(td["a"], 0, correction=0))
+        assert_close(fn(td, 0, correction=0)["a"], out["a"])
+        assert_close(getattr(td, name)(correction=2)["a"], fn(td["a"], correction=2))
+    with pytest.raises(RuntimeError):
+        TensorDict(a=torch.ones(3, dtype=torch.int64)).mean()
+
+
+@pytest.mark.parametrize("row", paired, **ids)
+def test_values_and_indices(row):
+    td = tree()
+    fn = getattr(torch, row.name)
+    leaf_checks(td, getattr(td, row.name)(), fn)
+    flat = torch.cat([x.flatten() for x in td.values(True, True)])
+    assert_close(getattr(td, row.name)(reduce=True), fn(flat))
+    values = getattr(td, row.name)(1, return_indices=False)
+    leaf_checks(td, values, lambda x: fn(x, 1).values)
+    pair = getattr(td, row.name)(dim=(0, 1), keepdim=True)
+    leaf_checks(td, pair.values, lambda x: by_hand(row, x, (0, 1), True))
+    assert pair.indices["a"].shape == (1, 1, 5)
+    pair = getattr(td, row.name)("feature")
+    assert_close(pair.values["a"], fn(td["a"], -1).values)
+    assert_close(pair.indices["a"], fn(td["a"], -1).indices)
+    both = torch.cat([td["a"], td["n", "b"]], 2)
+    pair = getattr(td, row.name)(dim="feature", reduce=True)
+    assert_close(tuple(pair), tuple(fn(both, -1)))
+
+
+@pytest.mark.parametrize("row", paired, **ids)
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_values_and_indices_of_one_dim(row, keepdim):
+    td = tree()
+    fn = getattr(torch, row.name)
+    for pair in (getattr(td, row.name)(0, keepdim), fn(td, 0, keepdim)):
+        assert type(pair) is getattr(torch.return_types, row.name)
+        assert pair.values.batch_size == pair.indices.batch_size == ((1, 4) if keepdim else (4,))
+        leaf_checks(td, pair.values, lambda x: fn(x, 0, keepdim).values)
+        leaf_checks(td, pair.indices, lambda x: fn(x, 0, keepdim).indices)
+
+
+@pytest.mark.parametrize("name", ["quantile", "nanquantile"])
+def test_quantile(name):
+    td = tree()
+    fn = getattr(torch, name)
+    leaf_checks(td, getattr(td, name)(0.5), lambda x: fn(x, 0.5))
+    leaf_checks(td, getattr(td, name)(0.3, dim=0, keepdim=True), lambda x: fn(x, 0.3, 0, True))
+    leaf_checks(
+        td,
+        getattr(td, name)(0.3, 0, interpolation="nearest"),
+        lambda x: fn(x, 0.3, 0, interpolation="nearest"),
+    )
+    leaf_checks(td, fn(td, 0.3, 0), lambda x: fn(x, 0.3, 0))
+    q = torch.tensor([0.1, 0.9])
+    out = getattr(td, name)(q, dim=0)
+    assert (
+        out.batch_size == (2, 4) and out["n"].batch_size == (2, 4, 2) and out.names == [None, "y"]
+    )
+    assert out.get("s").batch_size == (2, 4)
+    leaf_checks(td, out, lambda x: fn(x, q, 0))
+    out = getattr(td, name)(q, dim=(0, 1), keepdim=True)
+    assert out.batch_size == (2, 1, 1)
+    leaf_checks(td, out, lambda x: fn(x.flatten(0, 1), q, 0)[:, None, None])
+    out = getattr(td, name)(q)
+    assert out.batch_size == ()
+    leaf_checks(td, out, lambda x: fn(x, q))
+    out = getattr(td, name)(0.5, dim="feature")
+    assert_close(out["a"], fn(td["a"], 0.5, 2))
+    flat = torch.cat([x.flatten() for x in td.values(True, True)])
+    assert_close(getattr(td, name)(0.5, reduce=True), fn(flat, 0.5))
+
+
+@pytest.mark.parametrize("row", SCANS, **ids)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_scan(row, dim):
+    td = tree()
+    fn = getattr(torch, row.name)
+    d = dim % 2
+    for out in (getattr(td, row.name)(dim), fn(td, dim)):
+        if row.indices:
+            assert type(out) is getattr(torch.return_types, row.name)
+            leaf_checks(td, out.indices, lambda x: fn(x, d).indices)
+            out = out.values
+        leaf_checks(td, out, lambda x: fn(x, d).values if row.indices else fn(x, d))
+        assert out.batch_size == (3, 4) and out.names == ["x", "y"] and out["s"] == "text"
+
+
+@pytest.mark.parametrize("row", SCANS, **ids)
+def test_options_of_scans(row):
+    td = tree()
+    fn = getattr(torch, row.name)
+    for param in row.params:
+        out = getattr(td, row.name)(0, **{param.name: torch.float64})
+        assert out["a"].dtype == torch.float64
+        assert getattr(td, row.name)(0, torch.float64)["a"].dtype == torch.float64
+    with pytest.raises(IndexError):
+        getattr(td, row.name)(2)
+    if row.indices:
+        values = getattr(td, row.name)(1, return_indices=False)
+        leaf_checks(td, values, lambda x: fn(x, 1).values)
+        same = TensorDict({"a": torch.rand(3, 4), "b": torch.rand(3, 4)}, [3])
+        both = torch.cat([same["a"], same["b"]])
+        pair = getattr(same, row.name)(0, reduce=True)
+        assert_close(pair.values, fn(both, 0).values)
+        assert_close(pair.indices, fn(both, 0).indices)
+
+
+def test_softmax_through_nn_functional():
+    td = tree()
+    out = torch.nn.functional.softmax(td, 0)
+    assert_close(out["a"], td["a"].softmax(0))
+    out = torch.nn.functional.log_softmax(td, -1)
+    assert_close(out["n", "b"], td["n", "b"].log_softmax(1))
+
+
+def test_norm():
+    td = tree()
+    for out in (td.norm(), torch.norm(td), torch.linalg.vector_norm(td)):
+        assert out.batch_size == () and out["s"] == "text"
+        leaf_checks(td, out, lambda x: x.norm())
+    leaf_checks(td, td.norm(p=1), lambda x: x.norm(1))
+    assert td.norm(dtype=torch.float64)["a"].dtype == torch.float64
+    many = TensorDict({str(i): torch.rand(3) for i in range(6)})
+    leaf_checks(many, many.norm(), lambda x: x.norm())
+    out = many.norm() * 0
+    assert many.norm(out=out) is out and out["3"] == many["3"].norm()
+
+
+def test_out_of_logsumexp():
+    td = tree()
+    out = td.sum(0)
+    assert td.logsumexp(0, out=out) is out
+    leaf_checks(td, out, lambda x: x.logsumexp(0))
+
+
+def test_all_and_any():
+    td = TensorDict({"a": torch.tensor([[1, 0], [1, 1]]), "s": "text"}, [2])
+    assert td.all() is False and td.any() is True
+    assert td.all(0)["a"].tolist() == [True, False] and td.all(0)["s"] == "text"
+    assert td.any(dim=-1, keepdim=True).batch_size == (1,)
+    assert torch.all(td) is False and torch.any(td, 0)["a"].tolist() == [True, True]
+    assert TensorDict().all() is True and TensorDict().any() is False
+    with pytest.raises(IndexError):
+        td.all(1)
+
+
+def test_key_transform():
+    td = tree()
+    out = td.sum(key_transform=str.upper)
+    assert set(out.keys(True, True)) == {"A", ("N", "B")}
+    assert set(td.norm(key_transform=lambda k: k + "_norm").keys(True, True)) == {
+        "a_norm",
+        ("n_norm", "b_norm"),
+    }
+
+
+def test_values_along_a_reduced_dimension_become_a_list():
+    td = TensorDict({"a": torch.rand(2, 3)}, [2, 3])
+    td["s"] = [["a", "b", "c"], ["d", "e", "f"]]
+    assert td.sum()["s"] == [["a", "b", "c"], ["d", "e", "f"]]
+    assert td.sum(0)["s"] == [["a", "d"], ["b", "e"], ["c", "f"]]
+    assert td.sum(1, keepdim=True)["s"] == [[["a", "b", "c"]], [["d", "e", "f"]]]
+    assert td.sum(1).get("s").batch_size == (2,)
+    assert td.sum("feature")["s"] == td["s"]
+
+
+@pytest.mark.parametrize("dim", [2, -3, (0, 0), "features", 1.0, (0, "x"), None])
+def test_dims_that_cannot_be(dim):
+    td = tree()
+    if dim is None:
+        assert td.sum(None).batch_size == ()
+        return
+    with pytest.raises((IndexError, TypeError)):
+        td.sum(dim)
+
+
+def test_zero_size_batch():
+    td = TensorDict({"a": torch.ones(0, 3), "b": torch.ones(0)}, [0])
+    assert td.sum(0)["a"].tolist() == [0, 0, 0]
+    assert td.sum("feature")["a"].shape == (0,) and td.sum("feature")["b"].shape == (0,)
+    assert td.prod()["a"] == 1
+    assert td.sum("feature", reduce=True).shape == (0,)
+
+
+def test_autograd():
+    td = tree().exclude("s").requires_grad_()
+    td.var(0).sum(reduce=True).backward()
+    expected = td["a"].detach().requires_grad_()
+    expected.var(0).sum().backward()
+    assert_close(td.grad["a"], expected.grad)
