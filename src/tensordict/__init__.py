@@ -5,6 +5,7 @@ from ._keys import unravel_key, unravel_key_list, unravel_key_to_tuple
 from ._typing import NestedKey
 from .containers.base import TensorDictBase
 from .containers.dense import TensorDict
+from .containers.params import TensorDictParams
 from .core.leaf import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from .ops.combine import cat, stack
 from .ops.convert import is_tensor_collection
@@ -25,6 +26,7 @@ __all__ = [
     "TensorAttrs",
     "TensorDict",
     "TensorDictBase",
+    "TensorDictParams",
     "cat",
     "default_is_leaf",
     "is_leaf_nontensor",

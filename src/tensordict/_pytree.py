@@ -15,6 +15,7 @@ from torch import Size, Tensor
 from torch.utils import _pytree
 
 from .containers.dense import TensorDict
+from .containers.params import TensorDictParams
 from .core.leaf import Leaf, NonTensorData
 from .core.node import Node
 from .core.registry import watch_nodes
@@ -44,7 +45,8 @@ class Context:
     __slots__ = ("batch_size", "cls", "device", "dim_names", "keys", "others", "shapes")
 
     def __init__(self, node: Any, keys: list[str], shapes: list[Size | None], others: Any) -> None:
-        self.cls = type(node)
+        # A module that is mapped gives a plain tensordict: its leaves may be anything.
+        self.cls = type(node) if isinstance(node, TensorDict) else TensorDict
         self.keys = keys
         self.others = others
         self.shapes = shapes
@@ -211,9 +213,9 @@ def register(
         )
 
 
-def _register_dense(cls: type) -> None:
-    if issubclass(cls, TensorDict):
+def _register(cls: type) -> None:
+    if issubclass(cls, (TensorDict, TensorDictParams)):
         register(cls)
 
 
-watch_nodes(_register_dense)
+watch_nodes(_register)

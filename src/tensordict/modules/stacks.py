@@ -56,7 +56,7 @@ def _own_leaf(stacked: Tensor, parts: list[Tensor], expand_identical: bool) -> T
 
 
 def _finished(tree: Any, as_module: bool, lock: bool) -> Any:
-    out = node_class("params")(tree) if as_module else tree
+    out = node_class("params")(tree, no_convert=True) if as_module else tree
     if lock:
         locking.lock(out)
     return out

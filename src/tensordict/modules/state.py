@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .._keys import short
 from .._typing import Path
+from ..core import lock as locking
 from ..core.node import Node
 from ..core.registry import node_class
 from ..core.sizes import EMPTY
@@ -40,7 +41,9 @@ def _entries(module: nn.Module, filter_empty: bool, new: Any) -> dict[str, Any]:
     for store in (module._parameters, module._buffers):
         out.update((name, value) for name, value in store.items() if value is not None)
     for name, child in module._modules.items():
-        if child is not None:
+        if isinstance(child, Node):  # a tensordict that is a module: its batch size is kept
+            out[name] = child._map(lambda x: x)
+        elif child is not None:
             below = _entries(child, filter_empty, new)
             if below or not filter_empty:
                 out[name] = new(below, EMPTY, None, None)
@@ -118,10 +121,12 @@ class Swap:
     wrapped in a Parameter over the same memory, so that optimisers find it.
     """
 
-    __slots__ = ("moves",)
+    __slots__ = ("moves", "nodes")
 
     def __init__(self, moves: list[Move]) -> None:
         self.moves = moves
+        # Tensordicts that are modules: lists that they cache when locked are out of date.
+        self.nodes = [m for m in {move.target[0] for move in moves} if isinstance(m, Node)]
 
     def run(self) -> None:
         """Put the new values in."""
@@ -129,6 +134,7 @@ class Swap:
             self._wrap()
         for move in self.moves:
             move.put(move.new)
+        self._tell()
 
     def _wrap(self) -> None:
         made: dict[int, nn.Parameter] = {}  # a tie stays a tie
@@ -148,11 +154,17 @@ class Swap:
         for move in self.moves:
             if move.new is not move.raw:
                 move.put(move.raw)
+        self._tell()
 
     def __call__(self, source: Any, result: Any) -> None:
         """Put the former values back."""
         for move in self.moves:
             move.put(move.old)
+        self._tell()
+
+    def _tell(self) -> None:
+        for node in self.nodes:
+            locking.touched(node)
 
 
 class Overwrite:

@@ -38,7 +38,14 @@ transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
 def grouped(xs: Sequence[Tensor]) -> bool:
     """Whether one foreach call pays for these leaves, and is allowed."""
-    return len(xs) > 2 and transforms() is None
+    return len(xs) > 2 and transforms() is None and not _half_differentiable(xs)
+
+
+def _half_differentiable(xs: Sequence[Tensor]) -> bool:
+    """Whether autograd would meet integers among leaves that require grad: foreach refuses."""
+    return any([x.requires_grad for x in xs]) and not all(
+        x.is_floating_point() or x.is_complex() for x in xs
+    )
 
 
 def accepts(other: Any) -> bool:
