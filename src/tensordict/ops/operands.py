@@ -43,7 +43,7 @@ def grouped(xs: Sequence[Tensor]) -> bool:
 
 def _half_differentiable(xs: Sequence[Tensor]) -> bool:
     """Whether autograd would meet integers among leaves that require grad: foreach refuses."""
-    return any([x.requires_grad for x in xs]) and not all(
+    return any(x.requires_grad for x in xs) and not all(
         x.is_floating_point() or x.is_complex() for x in xs
     )
 
