@@ -7,7 +7,7 @@ and hashing them again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from ..errors import TensorDictError, UnsupportedLeaf, WireError
 from ..storage import values as codec
 from ..storage.buffer import why_not_bytes
 from . import composite
+from .packing import PACK_BELOW
 from .schema import COMPOSITE, FORMATS, NODE, TENSOR, VALUE, Composite, Schema, places
 
 _PLAIN: Final = {Tensor, Parameter, Buffer}
@@ -41,6 +42,7 @@ class Described:
         values: its non-tensor leaves.
         sites: the node and the name of each value.
         whole_sites: the node and the name of each composite leaf.
+        pointers: the address of each part.
     """
 
     schema: Schema
@@ -48,15 +50,24 @@ class Described:
     values: list[Leaf]
     sites: list[tuple[Node, str]]
     whole_sites: list[tuple[Node, str]]
+    pointers: list[int]
 
 
-def describe(node: Node, *, alignment: int = 64, pack_below: int = 1 << 16) -> Described:
+def describe(
+    node: Node,
+    *,
+    alignment: int = 64,
+    pack_below: int = PACK_BELOW,
+    near: Callable[[Schema], Snapshot | None] | None = None,
+) -> Described:
     """Take a tensordict apart.
 
     Args:
         node: the tensordict.
         alignment: of the groups of a packed message, in bytes.
         pack_below: parts of fewer bytes are packed.
+        near: finds what was seen at the last tensordict of a structure.  When this one has
+            the same keys, dtypes, shapes and addresses, the rest is the same too.
 
     Raises:
         UnsupportedLeaf: a leaf that cannot travel, with its path.
@@ -66,32 +77,54 @@ def describe(node: Node, *, alignment: int = 64, pack_below: int = 1 << 16) -> D
     >>> d.schema.keys, d.schema.entries, [tuple(p.shape) for p in d.parts]
     ([['a', 'n'], ['b']], ['tn', 't'], [(3,), (2,)])
     """
-    schema = Schema(alignment=alignment, pack_below=pack_below)
-    out = Described(schema, [], [], [], [])
+    out = _walk(node, Schema(alignment=alignment, pack_below=pack_below), careful=False)
+    schema = out.schema
+    _add_columns(schema, out.parts)
+    try:
+        out.pointers = [x.data_ptr() for x in out.parts]
+    except RuntimeError:  # a layout without one memory
+        out.pointers = []
+    seen = None if near is None or not out.pointers else near(schema)
+    if seen is not None and seen.pointers == out.pointers and _same_columns(seen.schema, schema):
+        out.schema = seen.schema
+        return out
+    if not all_strided(out.parts):
+        # Sparse leaves are plain tensors by class: look at each entry.
+        out = _walk(node, Schema(alignment=alignment, pack_below=pack_below), careful=True)
+        _add_columns(out.schema, out.parts)
+    _add_memory(out)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A structure, and where the parts of the last tensordict that had it lay."""
+
+    schema: Schema
+    pointers: list[int]
+
+
+def _walk(node: Node, schema: Schema, *, careful: bool) -> Described:
+    out = Described(schema, [], [], [], [], [])
     parts = out.parts
     for path, child in nodes_with_path(node):
         schema.kinds.append(child.kind)
         schema.headers.append(child._header())
         schema.locked.append(child._lock is not None)
-        members = child._members()
-        if members is not None:  # a stack: its members stand for its entries
-            schema.keys.append([str(i) for i in range(len(members))])
-            schema.entries.append(NODE * len(members))
-            continue
         schema.keys.append(list(child._names()))
         entries = [entry for _, entry in child._items()]
-        if _PLAIN.issuperset(map(type, entries)) and _all_strided(entries):
+        if not careful and _PLAIN.issuperset(map(type, entries)):
             schema.entries.append(TENSOR * len(entries))
             parts.extend(entries)  # type: ignore[arg-type]
         else:
             letters = [_add_entry(out, child, name, entry, path) for name, entry in child._items()]
             schema.entries.append("".join(letters))
-    _add_columns(schema, parts)
     return out
 
 
-def _all_strided(leaves: Sequence[Any]) -> bool:
-    return [x.layout for x in leaves].count(torch.strided) == len(leaves)
+def all_strided(parts: Sequence[Tensor]) -> bool:
+    """Whether every part is one strided memory."""
+    return [x.layout for x in parts].count(torch.strided) == len(parts)
 
 
 def _add_entry(out: Described, node: Node, name: str, entry: Any, path: tuple[str, ...]) -> str:
@@ -126,17 +159,24 @@ def _plain(leaf: Tensor, path: tuple[str, ...]) -> Tensor:
 def _add_columns(schema: Schema, parts: list[Tensor]) -> None:
     schema.dtypes = [x.dtype for x in parts]
     schema.shapes = [x.shape for x in parts]
+    grads = [x.requires_grad for x in parts]
+    if True in grads:
+        schema.grad = [i for i, flag in enumerate(grads) if flag]
+
+
+def _add_memory(out: Described) -> None:
+    """The columns that depend on strides and addresses."""
+    schema, parts = out.schema, out.parts
     if not _QUANTIZED.isdisjoint(schema.dtypes):
         _refuse(schema, parts)
-    schema.grad = [i for i, x in enumerate(parts) if x.requires_grad]
     if False in [x.is_contiguous() for x in parts]:
         schema.formats = _formats(parts)
-    pointers = [x.data_ptr() for x in parts]
-    distinct = set(pointers)
+    out.pointers = [x.data_ptr() for x in parts]
+    distinct = set(out.pointers)
     if 0 in distinct:
         _refuse(schema, parts)
-    if len(distinct) < len(pointers):
-        schema.ties = _ties(parts, pointers)
+    if len(distinct) < len(out.pointers):
+        schema.ties = _ties(parts, out.pointers)
 
 
 _QUANTIZED: Final = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
@@ -173,8 +213,7 @@ def _ties(parts: list[Tensor], pointers: list[int]) -> dict[int, int]:
     return out
 
 
-def equal(a: Schema, b: Schema) -> bool:
-    """Whether two schemas have the same bytes, without making them."""
+def _same_columns(a: Schema, b: Schema) -> bool:
     return (
         a.keys == b.keys
         and a.entries == b.entries
@@ -184,13 +223,16 @@ def equal(a: Schema, b: Schema) -> bool:
         and a.kinds == b.kinds
         and a.locked == b.locked
         and a.grad == b.grad
-        and a.formats == b.formats
-        and a.ties == b.ties
         and a.values == b.values
         and a.composites == b.composites
         and a.alignment == b.alignment
         and a.pack_below == b.pack_below
     )
+
+
+def equal(a: Schema, b: Schema) -> bool:
+    """Whether two schemas have the same bytes, without making them."""
+    return a is b or (_same_columns(a, b) and a.formats == b.formats and a.ties == b.ties)
 
 
 def encode_values(described: Described, paths: Sequence[Any]) -> list[Any]:

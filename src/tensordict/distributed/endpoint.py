@@ -17,7 +17,7 @@ from typing import Any, Final
 from ..core.node import Node
 from ..errors import TransferError
 from . import describe
-from .describe import Described
+from .describe import Described, Snapshot
 from .packing import Packing, Stage, plan_packing
 from .schema import VALUE, Schema, digest_of, places
 from .transport import Transport
@@ -37,6 +37,7 @@ class Known:
     digest: bytes
     packing: Packing
     value_paths: list[Any]
+    snapshot: Snapshot | None = None
     stages: list[Stage] = field(default_factory=list)
 
     def stage(self) -> Stage:
@@ -54,7 +55,9 @@ class Known:
 
 def known(schema: Schema, data: bytes, digest: bytes) -> Known:
     """Everything derived from a schema, its bytes and their digest."""
-    paths = [path for path, place in places(schema) if place.letter == VALUE]
+    paths = []
+    if schema.values:
+        paths = [path for path, place in places(schema) if place.letter == VALUE]
     return Known(schema, data, digest, plan_packing(schema), paths)
 
 
@@ -89,9 +92,13 @@ class Catalogue:
                     del self._by_print[key]
             return entry
 
+    def near(self, schema: Schema) -> Known | None:
+        """A known schema that this one may be equal to."""
+        return self._by_print.get(_fingerprint(schema))
+
     def of(self, schema: Schema) -> Known:
         """The entry of a schema that was just made from a tensordict."""
-        near = self._by_print.get(_fingerprint(schema))
+        near = self.near(schema)
         if near is not None and describe.equal(near.schema, schema):
             return near
         data, digest = digest_of(schema)
@@ -118,15 +125,22 @@ class Endpoint:
         self._transport = weakref.ref(transport)
         self.catalogue = Catalogue()
         self._acked: dict[int, OrderedDict[bytes, None]] = {}
+        self._met: dict[int, tuple[Known | None, Known]] = {}
         self._busy: set[Any] = set()
         self._lock = threading.Lock()
 
     def describe(self, node: Node, *, pack_below: int) -> tuple[Described, Known]:
         """A tensordict taken apart, and the entry of its schema."""
-        described = describe.describe(node, pack_below=pack_below)
+        described = describe.describe(node, pack_below=pack_below, near=self._snapshot)
         entry = self.catalogue.of(described.schema)
-        described.schema = entry.schema
+        if described.schema is not entry.schema:
+            described.schema = entry.schema
+        entry.snapshot = Snapshot(entry.schema, described.pointers)
         return described, entry
+
+    def _snapshot(self, schema: Schema) -> Snapshot | None:
+        near = self.catalogue.near(schema)
+        return None if near is None else near.snapshot
 
     def is_acked(self, peer: int, digest: bytes) -> bool:
         """Whether a peer has said that it knows a schema."""
@@ -144,6 +158,16 @@ class Endpoint:
         """Note that a peer has forgotten a schema."""
         with self._lock:
             self._acked.get(peer, OrderedDict()).pop(digest, None)
+
+    def met(self, peer: int, entry: Known) -> None:
+        """Note what a peer has sent."""
+        before = self._met.get(peer)
+        self._met[peer] = (None if before is None else before[1], entry)
+
+    def expected(self, peer: int) -> Known | None:
+        """What a peer will send, if it goes on as it did the last two times."""
+        before, last = self._met.get(peer, (None, None))
+        return last if before is last else None
 
     @contextmanager
     def claim(self, verb: str, peer: int, tag: int) -> Iterator[None]:

@@ -126,7 +126,7 @@ class Stage:
         packing: what lies in it.
     """
 
-    __slots__ = ("_groups", "_room", "_singles", "_views", "large", "packing")
+    __slots__ = ("_groups", "_order", "_room", "_singles", "_views", "large", "packing")
 
     def __init__(self, packing: Packing) -> None:
         self.packing = packing
@@ -196,11 +196,12 @@ class Stage:
                 targets += _views_of(self._room, group)
         self._groups, self._singles = groups, (_take(singles), targets)
 
-    def unpack_into(self, targets: Sequence[Tensor]) -> None:
-        """Copy the message into tensors given in the order of `Packing.order`."""
+    def unpack_into(self, parts: Sequence[Tensor]) -> None:
+        """Copy the message into the packed ones of ``parts``."""
         if self._views is None:
             self._views = [v for g in self.packing.groups for v in _views_of(self._room, g)]
-        fill(targets, self._views)
+            self._order = _take(self.packing.order)
+        fill(self._order(parts), self._views)
 
 
 def _typed(buffer: Tensor, group: Group) -> Tensor:

@@ -309,6 +309,7 @@ def _check_sizes(header: Header, entry: Known) -> None:
 def _take(link: Link, header: Header, entry: Known, target: receive.Target, data: Any) -> Node:
     """Agree, receive the payload, verify it, and only then write."""
     plan = entry.packing
+    link.request.endpoint.met(link.request.peer, entry)
     values_nbytes = header.payload_nbytes - plan.nbytes
     landing = target.landing(entry, values_nbytes)
     link.stage = "payload"

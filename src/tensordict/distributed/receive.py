@@ -68,9 +68,15 @@ class New:
         self.device = torch.device("cpu") if device is None else device
         self.locks = locks
         self.mesh = mesh
+        self._guess: tuple[Known, Landing] | None = None
 
     def look(self, request: Request) -> Exception | None:
-        """Nothing is there that could be wrong."""
+        """Lay out what the peer will probably send, since there is nothing else to do."""
+        entry = request.endpoint.expected(request.peer)
+        if entry is not None and not entry.schema.values and not entry.packing.large:
+            landing = _NewLanding(self, entry, 0)
+            landing.prepare()
+            self._guess = entry, landing
         return None
 
     def mismatch(self, entry: Known, link: Link) -> Exception | None:
@@ -84,6 +90,9 @@ class New:
         return None
 
     def landing(self, entry: Known, values_nbytes: int) -> Landing:
+        guess, self._guess = self._guess, None
+        if guess is not None and guess[0] is entry:
+            return guess[1]
         return _NewLanding(self, entry, values_nbytes)
 
 
@@ -102,6 +111,8 @@ class _NewLanding:
 
     def prepare(self) -> None:
         schema, plan = self._entry.schema, self._entry.packing
+        if self._parts:
+            return
         parts = self._parts = [None] * len(schema.dtypes)
         take_apart(self.packed, plan, parts)
         for i, x in zip(plan.large, self._large):
@@ -239,7 +250,7 @@ class _IntoLanding:
 
     def commit(self, values: Sequence[Leaf]) -> Node:
         parts = self._parts
-        self._stage.unpack_into([parts[i] for i in self._entry.packing.order])
+        self._stage.unpack_into(parts)
         fill([part for part, _ in self._fills], [view for _, view in self._fills])
         fresh: list[tuple[tuple[Node, str], Any]] = [
             (site, composite.join(w.kind, parts[w.first : w.first + w.n], w.params))
@@ -304,4 +315,4 @@ def reordered(sent: Schema, here: Schema, mine: Described) -> Described:
             whole_sites.append(mine.whole_sites[order[first]])
         else:
             parts.append(mine.parts[first])
-    return Described(sent, parts, mine.values, sites, whole_sites)
+    return Described(sent, parts, mine.values, sites, whole_sites, [])

@@ -290,7 +290,7 @@ def _start(
                         exact = x.dtype.is_floating_point or x.dtype.is_complex
                         x = x.div_(n) if exact else x.div_(n, rounding_mode="trunc")
                     lump.back(x)
-                stage.unpack_into([described.parts[i] for i in entry.packing.order])
+                stage.unpack_into(described.parts)
         entry.give_back(stage)
 
     return finish

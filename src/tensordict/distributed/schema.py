@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -177,15 +178,15 @@ def _read(document: dict[str, Any], limits: Limits) -> Schema:
     locked = document["locked"]
     _need(type(locked) is str and not locked.strip("01"), "locked is malformed")
     return Schema(
-        kinds=[kinds[_index(i, len(kinds))] for i in document["kind"]],
-        headers=[headers[_index(i, len(headers))] for i in document["header"]],
+        kinds=_looked_up(kinds, document["kind"]),
+        headers=_looked_up(headers, document["header"]),
         locked=[flag == "1" for flag in locked],
         keys=keys,
         entries=entries,
-        dtypes=[dtypes[_index(i, len(dtypes))] for i in document["dtype"]],
-        shapes=[shapes[_index(i, len(shapes))] for i in document["shape"]],
+        dtypes=_looked_up(dtypes, document["dtype"]),
+        shapes=_looked_up(shapes, document["shape"]),
         composites=composites,
-        grad=[_index(i, n) for i in document["grad"]],
+        grad=_indices(document["grad"], n),
         formats=formats,
         ties={_index(i, n): _index(j, n) for i, j in document["ties"]},
         values=_strings(document["values"]),
@@ -200,8 +201,21 @@ def _need(condition: bool, text: str) -> None:
 
 
 def _strings(column: Any) -> list[str]:
-    _need(type(column) is list and all(type(x) is str for x in column), "expected strings")
+    _need(type(column) is list and {str}.issuperset(map(type, column)), "expected strings")
     return column
+
+
+def _indices(column: Any, stop: int) -> list[int]:
+    # Columns are long: types and bounds are checked by the set and the extremes.
+    _need(type(column) is list and {int}.issuperset(map(type, column)), "expected integers")
+    _need(
+        not column or (min(column) >= 0 and max(column) < stop), f"expected integers below {stop}"
+    )
+    return column
+
+
+def _looked_up(table: list[Any], column: Any) -> list[Any]:
+    return [table[i] for i in _indices(column, len(table))]
 
 
 def _index(value: Any, stop: int) -> int:
@@ -277,12 +291,10 @@ def _check_parts(schema: Schema, limits: Limits) -> None:
         _need(len(schema.shapes[i]) == (4 if name == "channels_last" else 5), "format and shape")
     floating = [schema.dtypes[i] for i in schema.grad]
     _need(all(d.is_floating_point or d.is_complex for d in floating), "grad of an integer")
-    total = sum(
-        math.prod(shape) * dtype.itemsize for dtype, shape in zip(schema.dtypes, schema.shapes)
-    )
-    if total > limits.max_payload_nbytes + sum(
-        math.prod(schema.shapes[i]) * schema.dtypes[i].itemsize for i in schema.ties
-    ):
+    counts = Counter(zip(schema.dtypes, schema.shapes))
+    counts.subtract((schema.dtypes[i], schema.shapes[i]) for i in schema.ties)
+    total = sum(n * math.prod(shape) * dtype.itemsize for (dtype, shape), n in counts.items())
+    if total > limits.max_payload_nbytes:
         raise WireError(
             f"the schema describes {total} bytes, above the limit of {limits.max_payload_nbytes}"
         )
