@@ -237,10 +237,14 @@ class Layout:
 
     def as_dtype(self, dtype: torch.dtype | None) -> Layout:
         """The same layout for another dtype."""
-        if dtype is self.dtype:
-            return self
-        parts = (self.shape, self.ranks, self.mesh_shape, self.placements, self.order)
-        return Layout(*parts, self.held, self.partial, dtype)
+        # One object for each dtype, so that going back and forth finds what was worked out.
+        variants = self._memo.setdefault("variants", {self.dtype: self})
+        found = variants.get(dtype)
+        if found is None:
+            parts = (self.shape, self.ranks, self.mesh_shape, self.placements, self.order)
+            found = variants[dtype] = Layout(*parts, self.held, self.partial, dtype)
+            found._memo["variants"] = variants
+        return found
 
     def _positions(self) -> dict[int, int]:
         found = self._memo.get("positions")
@@ -475,13 +479,15 @@ def _order_of(spec: Any) -> tuple[int, ...] | None:
 
 
 def _grid(boxes: tuple[Box, ...], shape: tuple[int, ...]) -> tuple[Runs, ...] | None:
-    """The runs whose product the boxes are, in that order; ``None`` when they are none."""
+    """The ascending runs whose product the boxes are, in order; ``None`` when there are none."""
     if not boxes:
         return tuple(((0, 0),) for _ in shape)
     runs = tuple(
         tuple(dict.fromkeys((box.start[dim], box.stop[dim]) for box in boxes))
         for dim in range(len(shape))
     )
+    if any(a[1] > b[0] for dim_runs in runs for a, b in itertools.pairwise(dim_runs)):
+        return None
     corners = [tuple(zip(box.start, box.stop)) for box in boxes]
     return runs if corners == list(itertools.product(*runs)) else None
 
@@ -511,7 +517,8 @@ def _parts(layout: Layout) -> dict[int, int]:
     if layout.partial is None:
         return dict.fromkeys(layout.ranks, 0)
     if layout.held is not None:
-        return {rank: i for i, rank in enumerate(layout.ranks)}
+        some = [rank for rank in layout.ranks if any(box.numel for box in layout.of_rank(rank))]
+        return {rank: some.index(rank) if rank in some else 0 for rank in layout.ranks}
     axes = [i for i, placement in enumerate(layout.placements) if placement.kind == "partial"]
     sizes = [layout.mesh_shape[axis] for axis in axes]
     out = {}
