@@ -49,6 +49,18 @@ def shape_args(args: Sequence[Any], where: str) -> Size:
     return as_size(args, where)
 
 
+def as_int(value: Any, what: str) -> int:
+    """An int from anything that is one (a NumPy int, a tensor of one integer).
+
+    Raises:
+        EntryTypeError: (``TypeError`` and ``ValueError``) for anything else.
+    """
+    try:
+        return index(value)
+    except TypeError:
+        raise EntryTypeError(f"Cannot use {value!r} as {what}: expected an int.") from None
+
+
 def wrap_dim(dim: int, ndim: int, what: str = "dim") -> int:
     """A dimension counted from the front.
 
@@ -57,10 +69,7 @@ def wrap_dim(dim: int, ndim: int, what: str = "dim") -> int:
         EntryTypeError: (``TypeError`` and ``ValueError``) when not an integer.
     """
     if type(dim) is not int:
-        try:
-            dim = index(dim)
-        except TypeError:
-            raise EntryTypeError(f"Cannot use {dim!r} as {what}: expected an int.") from None
+        dim = as_int(dim, what)
     if 0 <= dim < ndim:
         return dim
     if -ndim <= dim < 0:

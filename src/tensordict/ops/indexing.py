@@ -107,7 +107,7 @@ def normal(index: Any, batch: Size) -> Index:
     if len(parts) == 1 and isinstance(parts[0], Tensor) and parts[0].ndim == 1:
         rows = parts[0]
         if rows.dtype in _INT_DTYPES and not _traced(rows):
-            return Rows(_wrapped(rows, batch[0]), batch)
+            return Rows(positions(rows, batch[0]), batch)
     try:
         return Index(parts, batch)
     except (IndexError, TypeError) as err:
@@ -438,10 +438,12 @@ def _part(item: Any) -> tuple[Any, int]:
         ) from None
 
 
-def _wrapped(rows: Tensor, n: int) -> Tensor:
+def positions(rows: Tensor, n: int) -> Tensor:
     """Positions counted from the front, checked against ``n`` once for the whole tree."""
-    if not rows.numel():
+    if _traced(rows):  # its values cannot be read: torch itself checks, per leaf
         return rows
+    if not rows.numel():
+        return rows.long()
     low, high = (int(v) for v in torch.aminmax(rows))
     if low < -n or high >= n:
         raise DimError(

@@ -10,7 +10,7 @@ import torch
 from torch import Size, Tensor
 
 from ..core.node import Node
-from ..core.sizes import wrap_dim
+from ..core.sizes import as_int, wrap_dim
 from ..core.structural import DimNames, DividingOp, StructuralOp, named
 from ..core.torch_function import as_methods, implements
 from ..errors import EntryTypeError, ShapeError
@@ -92,7 +92,7 @@ class PiecesMethods(Node):
         n = self._batch_size[dim]
         if isinstance(split_size, int):
             return tuple(self._divide(Split(_even(n, split_size), dim)))
-        sizes = tuple(split_size)
+        sizes = tuple([as_int(n, "a split size") for n in split_size])
         if sum(sizes) != n or any(size < 0 for size in sizes):
             raise ShapeError(
                 f"Cannot split dim {dim} of size {n}: expected sizes that add up to it, got "
