@@ -19,7 +19,7 @@ from ..core.leaf import NonTensorData
 from ..core.structural import StructuralOp
 from ..core.traverse import map_entries
 from ..errors import ShapeError
-from ..ops.indexing import Index, Rows, Select
+from ..ops.indexing import Index, Rows, Select, Span
 from ..ops.reductions import Reduce
 from ..ops.shape import (
     Broadcast,
@@ -75,8 +75,8 @@ def named(out: Any, stack: Any, op: StructuralOp) -> Any:
 @rule(Select)
 def _select(stack: Any, op: Select) -> Any:
     if stack._stack_dim == 0:
-        return stack._stacked[op._i]
-    members = [member._restructure(Select(op._i, member._batch_size)) for member in stack._stacked]
+        return stack._stacked[op.row]
+    members = [member._restructure(Select(op.row, member._batch_size)) for member in stack._stacked]
     return named(stack._new(members, stack._stack_dim - 1), stack, op)
 
 
@@ -96,15 +96,16 @@ def _each(stack: Any, op: StructuralOp, inner: StructuralOp, dim: int) -> Any:
 
 @rule(Rows)
 def _rows(stack: Any, op: Rows) -> Any:
-    if stack._stack_dim == 0:
-        members = [stack._stacked[i] for i in op._rows.tolist()]
+    dim = stack._stack_dim
+    if op.dim == dim and op.index.ndim == 1:
+        members = [stack._stacked[i] for i in op.index.tolist()]
         if not members:
             return _nothing(stack, op)
-        return named(stack._new(members, 0), stack, op)
+        return named(stack._new(members, dim), stack, op)
     return _index(stack, op)
 
 
-@rule(Index)
+@rule(Index, Span)
 def _index(stack: Any, op: Index) -> Any:
     dim, n = stack._stack_dim, len(stack._stacked)
     at = _item_at(op.parts, dim)

@@ -17,9 +17,10 @@ from ..core.traverse import holders, map_entries, rekey
 from ..core.undo import remember
 from ..errors import LockedError, MissingKeyError
 from . import keysets, update
-from .indexing import index_entry, read_rows, write_rows
+from .indexing import index_entry, read_rows
 from .keys import ItemsView, KeysView, ValuesView
 from .ragged import read_as
+from .row_writes import write_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -9,6 +9,7 @@ from .packing import PackingMethods
 from .padding import PaddingMethods
 from .pieces import PiecesMethods
 from .reshaping import ReshapingMethods
+from .row_writes import RowMethods
 from .selection import SelectionMethods
 
 
@@ -16,6 +17,7 @@ class ShapeMethods(
     ReshapingMethods,
     PiecesMethods,
     SelectionMethods,
+    RowMethods,
     MaskingMethods,
     JoiningMethods,
     FillMethods,

@@ -1,0 +1,417 @@
+"""Writing rows: all checks, allocations and conversions before the first write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Size, Tensor
+
+from .._keys import path_of, short
+from .._typing import NestedKey, Path
+from ..core import write
+from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase, NonTensorStack, same
+from ..core.node import Entry, Node
+from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
+from .indexing import Index, Select, normal, read_rows
+from .shape import Expand
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class RowMethods(Node):
+    """Rows by list, and writes into rows of entries that exist."""
+
+    __slots__ = ()
+
+    def __getitems__(self, index: Any) -> Self:
+        """The rows of a list of positions, in one operation; used by ``DataLoader``."""
+        result: Self = read_rows(self, index)
+        return result
+
+    def set_at_(
+        self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False
+    ) -> Self:
+        """Write into rows of an entry that exists; allowed when locked.
+
+        Args:
+            key: the entry.
+            value: a tensor, number or tensordict that broadcasts to the rows.
+            index: the rows, as in ``td[index]``.
+            non_blocking: how the value is copied to the entry's device.
+
+        Raises:
+            KeyError: the key is not there.
+            RuntimeError: the value does not fit.
+
+        >>> from tensordict import TensorDict
+        >>> TensorDict({"a": torch.zeros(3)}, [3]).set_at_("a", 1, slice(1, None))["a"]
+        tensor([0., 1., 1.])
+        """
+        update_rows(self, index, {path_of(key): value}, non_blocking)
+        return self
+
+    def update_at_(
+        self,
+        input_dict_or_td: Any,
+        idx: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Iterable[NestedKey] | None = None,
+    ) -> Self:
+        """Write a tensordict or mapping into rows of entries that exist; allowed when locked.
+
+        Args:
+            input_dict_or_td: what to write.
+            idx: the rows, as in ``td[idx]``.
+            clone: accepted for compatibility of calls; rows are always copied.
+            non_blocking: how values are copied to the entries' devices.
+            keys_to_update: only these keys of the input.
+
+        Raises:
+            KeyError: a key of the input is not there; nothing has changed then.
+            RuntimeError: a value does not fit; nothing has changed then.
+
+        >>> from tensordict import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+        >>> td.update_at_({"a": torch.ones(())}, 1)["a"]
+        tensor([0., 1., 0.])
+        """
+        if keys_to_update is not None:
+            input_dict_or_td = _only(input_dict_or_td, keys_to_update)
+        update_rows(self, idx, input_dict_or_td, non_blocking)
+        return self
+
+    def copy_at_(
+        self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True
+    ) -> Self:
+        """As `update_at_` (``fast`` is accepted for compatibility of calls)."""
+        update_rows(self, idx, tensordict, non_blocking)
+        return self
+
+
+def write_rows(node: Node, index: Any, value: Any) -> None:
+    """Write into the rows that ``index`` selects; all or nothing.
+
+    Args:
+        node: destination.
+        index: rows.
+        value: tensordict or mapping (entries that are missing here are allocated, zeros
+            elsewhere), or a number or tensor that goes into every leaf.
+
+    Raises:
+        RuntimeError: sizes that do not broadcast, or a new key in a locked tensordict.
+    """
+    op = _rows_of(node, index)
+    writes = RowWrites(op)
+    if isinstance(value, Node):
+        writes.tree(node, _broadcast(op, value), ())
+    elif isinstance(value, Mapping):
+        writes.tree(node, value, ())
+    else:
+        writes.everywhere(node, value, ())
+    writes.run()
+
+
+def update_rows(node: Node, index: Any, value: Any, non_blocking: bool = False) -> None:
+    """As `write_rows` of a tensordict or mapping, all keys of which must be there.
+
+    Raises:
+        KeyError: a key is not there.
+    """
+    op = _rows_of(node, index)
+    if not isinstance(value, (Node, Mapping)):
+        raise EntryTypeError(
+            f"Cannot update rows from a {type(value).__name__}: expected a tensordict or a mapping."
+        )
+    writes = ExistingRowWrites(op, non_blocking=non_blocking)
+    writes.tree(node, _broadcast(op, value) if isinstance(value, Node) else value, ())
+    writes.run()
+
+
+class RowWrites:
+    """Checked row writes waiting to be run together.
+
+    Attributes:
+        op: the rows of the node that is written to.
+        out: shape of the whole write, to which values are broadcast.
+        take: which part of such a value goes here, None for all of it.
+        non_blocking: how values are copied to the device of their target.
+    """
+
+    def __init__(
+        self,
+        op: Index,
+        out: Size | None = None,
+        take: Any = None,
+        non_blocking: bool = False,
+    ) -> None:
+        self.op = op
+        self.out = op.out if out is None else out
+        self.take = take
+        self.non_blocking = non_blocking
+        self.copies: list[tuple[Tensor, Index, Tensor]] = []
+        self.stores: list[tuple[Node, str, Entry]] = []
+
+    def run(self) -> None:
+        """Do the writes. Nothing here can fail for a reason that a check could have found."""
+        for target, op, value in self.copies:
+            op.write(target, value)
+        for node, name, entry in self.stores:
+            node._store(name, entry)
+
+    def share(self, op: Index, out: Size | None = None, take: Any = None) -> Self:
+        """Writes of the same kind into other rows."""
+        return type(self)(op, out, take, self.non_blocking)
+
+    def tree(self, node: Node, value: Any, path: Path) -> None:
+        if node._members() is not None:
+            self.members(node, value, path, RowWrites.tree)
+            return
+        if isinstance(value, Node):
+            if self.take is not None:
+                value = value._restructure(_positions(self.take, value._batch_size))
+            writes = self if self.take is None else self.share(self.op)
+            for name, item in value._items():
+                writes.entry(node, (name,), item, path)
+            self.absorb(writes)
+        else:
+            for key, item in value.items():
+                self.entry(node, path_of(key), item, path)
+
+    def members(self, node: Any, value: Any, path: Path, write: Any) -> None:
+        """Write the rows of a stack: into each member that holds some of them."""
+        stack = node._members()
+        if isinstance(value, Node) and self.take is not None:
+            value = value._restructure(_positions(self.take, value._batch_size))
+            whole = self.share(self.op)
+        else:
+            whole = self
+        out = whole.out + node._batch_size[self.op.ndim :]
+        for i, part, take in member_rows(self.op, node._batch_size, node.stack_dim):
+            if whole.take is not None:
+                take = whole.take if take is None else tuple(t[take] for t in whole.take)
+            share = self.share(part, out, take)
+            write(share, stack[i], value, path)
+            self.absorb(share)
+
+    def absorb(self, writes: RowWrites) -> None:
+        if writes is not self:
+            self.copies += writes.copies
+            self.stores += writes.stores
+
+    def entry(self, node: Node, names: Path, item: Any, path: Path) -> None:
+        here = (*path, names[0])
+        present = node._fetch(names[0])
+        if len(names) > 1:
+            item, names = {names[1:]: item}, names[:1]
+        if present is None:
+            self.allocate(node, names[0], item, here)
+        elif isinstance(present, Tensor):
+            self.copies.append((present, self.op, self.fitted(present, item, here)))
+        elif isinstance(present, Node):
+            if isinstance(item, (Node, Mapping)):
+                self.tree(present, item, here)
+            else:
+                self.everywhere(present, item, here)
+        else:
+            self.value(node, names[0], present, item)
+
+    def everywhere(self, node: Node, value: Any, path: Path) -> None:
+        if node._members() is not None:
+            self.members(node, value, path, RowWrites.everywhere)
+            return
+        for name, entry in node._items():
+            here = (*path, name)
+            if isinstance(entry, Tensor):
+                self.copies.append((entry, self.op, self.fitted(entry, value, here)))
+            elif isinstance(entry, Node):
+                self.everywhere(entry, value, here)
+
+    def fitted(self, target: Tensor, value: Any, path: Path) -> Tensor:
+        """The tensor to write into the rows of ``target``; everything is checked."""
+        shape = self.out + target.shape[self.op.ndim :]
+        if not isinstance(value, Tensor):
+            if isinstance(value, (Leaf, Node, Mapping, str)):
+                raise ShapeError(
+                    f"Cannot write a {type(value).__name__} into rows of the tensor {short(path)!r}."
+                )
+            value = torch.as_tensor(value, dtype=target.dtype, device=target.device)
+        _check_target(self.op, target, path)
+        if value.shape != shape or self.take is not None:
+            try:
+                whole = value.expand(shape)
+            except RuntimeError:
+                raise ShapeError(
+                    f"Cannot write into rows of {short(path)!r}: expected a value that broadcasts to "
+                    f"{list(shape)}, got shape {list(value.shape)}."
+                ) from None
+            if self.take is not None:
+                value = whole[self.take]
+        if value.dtype is not target.dtype or value.device != target.device:
+            value = value.to(target.device, target.dtype, non_blocking=self.non_blocking)
+        return value
+
+    def allocate(self, node: Node, name: str, item: Any, path: Path) -> None:
+        if node._lock is not None:
+            raise LockedError
+        batch, op = node._batch_size, self.op
+        rows = op.size(batch)
+        if isinstance(item, (Node, Mapping)):
+            child = node._child()
+            if isinstance(item, Node) and len(item._batch_size) > len(rows):
+                child = child._like({}, batch + item._batch_size[len(rows) :], None)
+            self.tree(child, item, path)
+            self.stores.append((node, name, child))
+            return
+        part = node._child()._like({}, self.out, None)
+        entry = write.entry_of(part, item, path)
+        if isinstance(entry, Tensor):
+            whole = entry.new_zeros(batch + entry.shape[len(self.out) :])
+            value = entry if self.take is None else entry[self.take]
+            self.copies.append((whole, op, value))
+            self.stores.append((node, name, whole))
+        elif isinstance(entry, Leaf):
+            blank = NonTensorData._new(None, batch, node._device)
+            self.value(node, name, blank, entry)
+
+    def value(self, node: Node, name: str, present: Entry, item: Any) -> None:
+        if not isinstance(present, NonTensorDataBase):
+            raise EntryTypeError(
+                f"Cannot write into rows of {name!r}: a {type(present).__name__} has no rows."
+            )
+        batch = present._batch_size
+        if isinstance(item, NonTensorData):
+            item = item._data
+        if isinstance(present, NonTensorData) and same(present._data, item):
+            return
+        rows = self.op.leaf(torch.arange(batch.numel()).view(batch))
+        values = present._rows().copy().reshape(-1)
+        flat = rows.reshape(-1).tolist()
+        if isinstance(item, (NonTensorStack, list)):
+            new = (
+                item._rows()
+                if isinstance(item, NonTensorStack)
+                else _object_rows(item, len(self.out))
+            )
+            if self.take is not None:
+                new = np.broadcast_to(new, tuple(self.out))[tuple(t.numpy() for t in self.take)]
+                new = new if isinstance(new, np.ndarray) else _object_scalar(new)
+            new = np.broadcast_to(new, tuple(rows.shape)).reshape(-1)
+            for i, v in zip(flat, new):
+                values[i] = v
+        else:
+            for i in flat:
+                values[i] = item
+        stack = NonTensorStack._new(values.reshape(tuple(batch)), present._device)
+        entry: Entry = (
+            stack if batch else NonTensorData._new(stack._values[()], batch, stack._device)
+        )
+        self.stores.append((node, name, entry))
+
+
+class ExistingRowWrites(RowWrites):
+    """Row writes that add no entry."""
+
+    def allocate(self, node: Node, name: str, item: Any, path: Path) -> None:
+        raise write.missing(node, (name,))
+
+
+def _object_scalar(value: Any) -> np.ndarray:
+    out = np.empty((), dtype=object)
+    out[()] = value
+    return out
+
+
+def member_rows(op: Index, batch: Size, dim: int) -> list[tuple[int, Index, Any]]:
+    """The members that rows of a stack fall in: (number, rows of the member, their place).
+
+    The place is an index into the shape of the result, None for all of it.  A row that
+    is named twice goes to the last place it is named at.
+    """
+    inner = batch[:dim] + batch[dim + 1 :]
+    if type(op) is Select and dim == 0:
+        return [(op.row % batch[0], Index((), inner), None)]
+    column = [1] * len(batch)
+    column[dim] = batch[dim]
+    member = op.leaf(torch.arange(batch[dim]).view(column).expand(batch))
+    within = op.leaf(torch.arange(inner.numel()).view(inner).unsqueeze(dim).expand(batch))
+    out: list[tuple[int, Index, Any]] = []
+    for i in member.unique().tolist():
+        place = (member == i).nonzero(as_tuple=True) if member.ndim else ()
+        if not inner:
+            out.append((i, Index((), inner), tuple(p[-1] for p in place)))
+        else:
+            rows = torch.unravel_index(within[place], inner)
+            out.append((i, Index(tuple(rows), inner), place))
+    return out
+
+
+def _positions(take: tuple[Tensor, ...], batch: Size) -> Index:
+    """Places in a broadcast shape as an index into ``batch``, which broadcasts to it."""
+    own = take[len(take) - len(batch) :] if batch else ()
+    return Index(tuple(t if n != 1 else torch.zeros_like(t) for t, n in zip(own, batch)), batch)
+
+
+def _object_rows(value: list[Any], ndim: int) -> np.ndarray:
+    return NonTensorStack.from_list(value, max(1, ndim))._values
+
+
+def _rows_of(node: Node, index: Any) -> Index:
+    whole = index is Ellipsis or (type(index) is tuple and not index)
+    return Index((), node._batch_size) if whole else normal(index, node._batch_size)
+
+
+def _broadcast(op: Index, value: Any) -> Any:
+    """The value, its batch size expanded to the rows that are written."""
+    want, got = op.out, value._batch_size
+    head = got[: len(want)]
+    if head == want:
+        return value
+    try:
+        fits = torch.broadcast_shapes(want, head) == want
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise BatchSizeError(
+            f"indexed destination TensorDict batch size is {want}, which differs from the source "
+            f"batch size {got}."
+        )
+    return value._restructure(Expand(want, len(head)))
+
+
+def _check_target(op: Index, target: Tensor, path: Path) -> None:
+    """Raise before the first write what torch would raise in it."""
+    if target.requires_grad and target.is_leaf and torch.is_grad_enabled():
+        raise ShapeError(
+            f"Cannot write into rows of {short(path)!r}: it is a leaf that requires grad. "
+            f"Write under torch.no_grad()."
+        )
+    if target.is_nested:
+        raise ShapeError(f"Cannot write into rows of the nested tensor {short(path)!r}: set() it.")
+    # An expanded tensor holds one element at several places: at most one of them may be written.
+    if not target.is_contiguous() and 0 in target.stride() and target.numel() > 1:
+        view = target if any(isinstance(part, Tensor) for part in op.parts) else target[op.parts]
+        if any(stride == 0 and n > 1 for n, stride in zip(view.shape, view.stride())):
+            raise ShapeError(
+                f"Cannot write into rows of {short(path)!r}: it is expanded, several rows share their "
+                f"memory. clone() it first."
+            )
+
+
+def _only(source: Any, keys: Iterable[NestedKey]) -> dict[Path, Any]:
+    out: dict[Path, Any] = {}
+    for key in [keys] if isinstance(keys, str) else keys:
+        path = path_of(key)
+        if isinstance(source, Node):
+            out[path] = write.require(source, path)
+        else:
+            item = source
+            for name in path:
+                item = item[name]
+            out[path] = item
+    return out
