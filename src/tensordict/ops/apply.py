@@ -22,7 +22,7 @@ from ..errors import EntryTypeError, StructureError, table_of
 from . import update
 from .inplace import write_each
 from .metadata import check_names
-from .operands import grouped
+from .operands import grouped, run_grouped
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -161,7 +161,7 @@ class ApplyMethods(Node):
             return self._map(lambda x: x.clone(memory_format=memory_format))
         xs = leaves(self)
         if grouped(xs):
-            return self._rebuild(iter(torch._foreach_clone(xs)))
+            return self._rebuild(iter(run_grouped(torch._foreach_clone, torch.clone, xs)))
         return self._map(torch.clone)
 
     def copy(self) -> Self:

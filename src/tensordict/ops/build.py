@@ -13,9 +13,19 @@ from torch import Tensor
 from ..core.node import Node
 from ..core.torch_function import implements
 from ..core.traverse import leaves
+from ..errors import EntryTypeError
 from .compare import comparison
 from .inplace import write_each
-from .operands import accepts, grouped, inplace_pair, joined, keeps_batch, pair, same_keys
+from .operands import (
+    accepts,
+    grouped,
+    inplace_pair,
+    joined,
+    keeps_batch,
+    pair,
+    run_grouped,
+    same_keys,
+)
 from .reductions import reduction, scan
 from .table import Binary, Comparison, Reduction, Row, Scan, Ternary, Unary, extra
 
@@ -36,6 +46,11 @@ def install(cls: type, rows: Sequence[Row]) -> None:
             setattr(cls, name, method)
 
 
+implements(torch.nn.functional.relu)(
+    lambda input, inplace=False: input.relu_() if inplace else input.relu()
+)
+
+
 def torch_name(row: Row) -> str:
     """The name of a row's function in ``torch``."""
     return (isinstance(row, Binary) and row.of) or row.name
@@ -50,7 +65,8 @@ def _documented(method: Method, row: Row, names: Sequence[str], text: str = "") 
     """Give a method its docstring and the signature that ``*args, **kwargs`` hide."""
     method.__doc__ = text or row.doc
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    params = [_SELF, *(inspect.Parameter(name, kind) for name in names)]
+    empty = None if getattr(row, "optional", False) else inspect.Parameter.empty
+    params = [_SELF, *(inspect.Parameter(name, kind, default=empty) for name in names)]
     params += [
         inspect.Parameter(p.name, kind, default=p.default, annotation=p.type)
         for p in getattr(row, "params", ())
@@ -86,7 +102,7 @@ def _unary(row: Unary) -> dict[str, Method]:
         def method(self: Any) -> Any:  # type: ignore[misc]
             xs = leaves(self)
             if grouped(xs):
-                return self._rebuild(iter(each(xs)))
+                return self._rebuild(iter(run_grouped(each, fn, xs)))
             return self._map(fn)
 
     made = {row.name: _documented(method, row, ())}
@@ -173,12 +189,12 @@ def _combine(
         if not numbers:
             values = [_number(values, x) for x in xs]
         elif each is not None and not given and grouped(xs):
-            return node._rebuild(iter(each(xs, values)))
+            return node._rebuild(iter(run_grouped(each, fn, xs, values)))
         else:
             kwargs = given or {}
             return node._rebuild(iter([fn(x, values, **kwargs) for x in xs]))
     if each is not None and not given and grouped(xs):
-        out = each(xs, values)
+        out = run_grouped(each, fn, xs, values)
     else:
         kwargs = given or {}
         out = [fn(x, y, **kwargs) for x, y in zip(xs, values)]
@@ -251,61 +267,79 @@ def _inplace_operator(inplace: Method) -> Method:
 def _ternary(row: Ternary) -> dict[str, Method]:
     fn = getattr(torch, row.name)
     each = foreach(row)
-    first, second = row.operands
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        a, b, given = _two(row, args, kwargs)
-        node, ys = pair(self, a, row.name)
-        again, zs = pair(node, b, row.name)
-        if again is not node:
-            node, (again, ys) = again, pair(again, a, row.name)
+    def method(self: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        operands, given = _two(row, args, kwargs)
+        node = self
+        for other in operands:  # one after the other: each may expand the batch
+            if other is not None:
+                node, _ = pair(node, other, row.name)
         xs = leaves(node)
-        ys, zs = _lists(row, xs, ys, zs)
+        ys, zs = _lists(
+            row, xs, *(o if o is None else pair(node, o, row.name)[1] for o in operands)
+        )
         if each is not None and grouped(xs):
-            out = each(xs, ys, zs, **given)
-        elif type(zs) is list:
-            out = [fn(x, y, z, **given) for x, y, z in zip(xs, ys, zs)]
+            results = run_grouped(each, fn, xs, ys, zs, **given)
         else:
-            out = [fn(x, y, zs, **given) for x, y in zip(xs, ys)]
-        keeps_batch(node, out)
-        return node._rebuild(iter(out))
+            results = [fn(x, y, z, **given) for x, y, z in zip(xs, _each(ys, xs), _each(zs, xs))]
+        keeps_batch(node, results)
+        result = node._rebuild(iter(results))
+        return result if out is None else out.copy_(result)
 
-    made = {row.name: _documented(method, row, (first, second))}
+    made = {row.name: _documented(method, row, row.operands)}
     implements(fn)(method)
     if row.inplace:
-        write = getattr(Tensor, f"{row.name}_")
-        each_ = foreach(row, inplace=True)
-
-        def inplace(self: Any, *args: Any, **kwargs: Any) -> Any:
-            a, b, given = _two(row, args, kwargs)
-            ys = inplace_pair(self, a, row.name)
-            zs = inplace_pair(self, b, row.name)
-            write_each(self, write, each_, _lists(row, leaves(self), ys, zs), given)
-            return self
-
-        made[f"{row.name}_"] = _documented(inplace, row, (first, second), f"In place: {row.doc}")
+        made[f"{row.name}_"] = _ternary_inplace(row)
     return made
+
+
+def _ternary_inplace(row: Ternary) -> Method:
+    fn = getattr(Tensor, f"{row.name}_")
+    each = foreach(row, inplace=True)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        operands, given = _two(row, args, kwargs)
+        values = [o if o is None else inplace_pair(self, o, row.name) for o in operands]
+        write_each(self, fn, each, _lists(row, leaves(self), *values), given)
+        return self
+
+    return _documented(method, row, row.operands, f"In place: {row.doc}")
 
 
 def _two(
     row: Ternary, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Any, Any, dict[str, Any]]:
+) -> tuple[list[Any], dict[str, Any]]:
     """The two operands, however they were passed, and the rest."""
     given = dict(kwargs)
     found = list(args[:2])
     for name in row.operands[len(found) :]:
-        if name not in given:
+        if name in given:
+            found.append(given.pop(name))
+        elif row.optional:
+            found.append(None)
+        else:
             raise TypeError(f"{row.name}() missing required argument: {name!r}")
-        found.append(given.pop(name))
-    return found[0], found[1], extra(row.params, args[2:], given)
+    if row.optional and found == [None, None]:
+        raise EntryTypeError(
+            f"Cannot {row.name}: expected at least one of {row.operands[0]!r} and "
+            f"{row.operands[1]!r}, got neither."
+        )
+    return found, extra(row.params, args[2:], given)
 
 
 def _lists(row: Ternary, xs: Sequence[Tensor], ys: Any, zs: Any) -> tuple[Any, Any]:
-    if type(ys) is not list:
+    """Numbers made tensors where the torch function takes none."""
+    if row.optional and type(ys) is not list and type(zs) is not list:
+        return ys, zs
+    if type(ys) is not list and ys is not None:
         ys = [_number(ys, x) for x in xs]
-    if type(zs) is not list and not row.numbers:
+    if type(zs) is not list and zs is not None and not row.numbers:
         zs = [_number(zs, x) for x in xs]
     return ys, zs
+
+
+def _each(values: Any, xs: Sequence[Tensor]) -> Sequence[Any]:
+    return values if type(values) is list else [values] * len(xs)
 
 
 _MAKERS: dict[type, Callable[[Any], dict[str, Method]]] = {

@@ -94,7 +94,7 @@ def comparison(row: Comparison) -> dict[str, Callable[..., Any]]:
     op = getattr(operator, row.name)
 
     def method(self: Any, other: Any) -> Any:
-        if not accepts(other) and not isinstance(other, (Mapping, NonTensorDataBase)):
+        if not accepts(other) and not isinstance(other, Mapping):
             raise refuse(row.name, other)
         return _compared(self, other, fn, row.name)
 

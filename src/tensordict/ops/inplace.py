@@ -16,7 +16,7 @@ from .._keys import short
 from ..core.node import Node
 from ..core.traverse import leaves, leaves_with_path
 from ..errors import ShapeError, table_of
-from .operands import NUMBERS, grouped, transforms
+from .operands import grouped, transforms
 
 
 def write_each(
@@ -40,16 +40,19 @@ def write_each(
         return
     kwargs = kwargs or {}
     if len(xs) > 1:
-        lists = [o for o in operands if isinstance(o, list)]
+        lists = [o for o in operands if type(o) is list]
         for ys in lists:
             _check_shapes(node, xs, ys)
         if not _uniform(xs) or not all(map(_one_dtype, lists)):
             _rehearse(xs, fn, operands, kwargs)
+            # The gradient formulas of foreach do not take integers beside floats.
+            if any(x.requires_grad for part in (xs, *lists) for x in part):
+                each = None
     if each is not None and grouped(xs):
         each(xs, *operands, **kwargs)
     else:
         for i, x in enumerate(xs):
-            fn(x, *(o[i] if isinstance(o, list) else o for o in operands), **kwargs)
+            fn(x, *(o[i] if type(o) is list else o for o in operands), **kwargs)
 
 
 def _uniform(xs: Sequence[Tensor]) -> bool:
@@ -92,26 +95,26 @@ def _fits(small: Sequence[int], large: Sequence[int]) -> bool:
 def _rehearse(
     xs: Sequence[Tensor], fn: Callable[..., Any], operands: Sequence[Any], kwargs: dict[str, Any]
 ) -> None:
-    """Run the operation on one tensor without memory for each sort of leaf."""
+    """Run the operation on a tensor of one element for each sort of leaf."""
     if transforms() is not None or torch.compiler.is_compiling():
         return  # traced: an error comes before anything runs
     seen = set()
     for i, x in enumerate(xs):
-        args = [o[i] if isinstance(o, list) else o for o in operands]
+        args = [o[i] if type(o) is list else o for o in operands]
         leaf = x.requires_grad and x.is_leaf
-        sort = (x.dtype, leaf, _overlaps(x), *((a.dtype, a.ndim > 0) for a in args if _tensor(a)))
+        sort = (_sort(x), leaf, _overlaps(x), *[_sort(a) for a in args if isinstance(a, Tensor)])
         if sort in seen:
             continue
         seen.add(sort)
-        probe = torch.empty(1, dtype=x.dtype, device="meta", requires_grad=leaf)
+        probe = _probe(x, 1).requires_grad_(leaf)
         if sort[2]:
-            probe = torch.empty(1, dtype=x.dtype, device="meta").expand(2)
-        fn(probe, *(_probe(a) if _tensor(a) else a for a in args), **kwargs)
+            probe = probe.expand(2)
+        fn(probe, *[_probe(a, a.ndim) if isinstance(a, Tensor) else a for a in args], **kwargs)
 
 
-def _tensor(x: Any) -> bool:
-    return not isinstance(x, NUMBERS) and isinstance(x, Tensor)
+def _sort(x: Tensor) -> Any:
+    return x.dtype, x.device, x.ndim > 0
 
 
-def _probe(x: Tensor) -> Tensor:
-    return torch.empty((1,) if x.ndim else (), dtype=x.dtype, device="meta")
+def _probe(x: Tensor, ndim: int) -> Tensor:
+    return torch.ones((1,) if ndim else (), dtype=x.dtype, device=x.device)

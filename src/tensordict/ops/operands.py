@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Size, Tensor
 
-from .._keys import short
+from .._keys import path_of, short
 from .._typing import Path
 from ..core.node import Entry, Node
-from ..core.traverse import leaves, leaves_like, leaves_with_path, map_entries, spread
-from ..core.write import commit
+from ..core.traverse import DESCEND, leaves, leaves_like, leaves_with_path, spread, zip_map
+from ..core.write import commit, fetch
 from ..errors import BatchSizeError, EntryTypeError, ShapeError, StructureError
+from .keys import ItemsView
 from .shape import Expand
 
 # A number, or one tensor for each leaf.
@@ -46,6 +47,32 @@ def _half_differentiable(xs: Sequence[Tensor]) -> bool:
     return any(x.requires_grad for x in xs) and not all(
         x.is_floating_point() or x.is_complex() for x in xs
     )
+
+
+def run_grouped(
+    each: Callable[..., Any],
+    fn: Callable[..., Tensor],
+    xs: Sequence[Tensor],
+    *args: Any,
+    **kwargs: Any,
+) -> Sequence[Tensor]:
+    """One foreach call; leaf by leaf where foreach refuses what torch accepts.
+
+    It refuses, among others, to record gradients when some leaves are integers.
+
+    Args:
+        each, fn: the operation on lists and on tensors.
+        xs: the leaves.
+        *args: numbers, or lists with one tensor for each leaf.
+        **kwargs: keyword arguments of both.
+    """
+    try:
+        return each(xs, *args, **kwargs)
+    except (RuntimeError, TypeError):
+        return [
+            fn(x, *(a[i] if type(a) is list else a for a in args), **kwargs)
+            for i, x in enumerate(xs)
+        ]
 
 
 def accepts(other: Any) -> bool:
@@ -134,21 +161,26 @@ def joined(node: Any, other: Any, fn: Callable[[Any, Any], Tensor], default: Any
         )
     if other._batch_size != node._batch_size:
         node, other = _broadcast(node, other, "combine")
-    theirs = dict(leaves_with_path(other))
     keep = not isinstance(default, str)
 
-    def visit(path: Path, entry: Any) -> Entry | None:
+    def visit(path: Path, entry: Entry, theirs: list[Entry | None]) -> Any:
         if not isinstance(entry, Tensor):
-            return entry
-        y = theirs.pop(path, None)
-        if y is not None:
+            return DESCEND if isinstance(entry, Node) else entry
+        y = theirs[0]
+        if isinstance(y, Tensor):
             return fn(entry, y)
         return fn(entry, _default(default, node, entry)) if keep else None
 
-    out = map_entries(node, visit)
+    def build(path: Path, part: Node, entries: dict[str, Entry]) -> Node | None:
+        lost = path and not entries and len(part._names())
+        return None if lost else part._like(entries)
+
+    out = zip_map(node, (other,), visit, build)
     if keep:
-        for path, y in theirs.items():
-            commit(out, path, fn(_default(default, node, y), y))
+        for key, y in ItemsView(other, True, True):
+            path = path_of(key)
+            if isinstance(y, Tensor) and fetch(node, path) is None:
+                commit(out, path, fn(_default(default, node, y), y))
     return out
 
 

@@ -6,6 +6,7 @@ Type checkers read ``pointwise.pyi``, which ``tools/gen_stubs.py`` writes from t
 from __future__ import annotations
 
 from ..core.node import Node
+from . import losses  # noqa: F401  (registers rules)
 from .build import install
 from .table import TABLE
 
@@ -16,6 +17,7 @@ class PointwiseMethods(Node):
     __slots__ = ()
 
     __hash__ = None  # type: ignore[assignment]
+    __array_ufunc__ = None  # so that ``array + td`` asks the tensordict
 
 
 install(PointwiseMethods, TABLE)

@@ -26,7 +26,7 @@ from ..core.structural import DimNames, StructuralOp, named
 from ..core.torch_function import implements
 from ..core.traverse import DESCEND, leaves, nodes, zip_map
 from ..errors import EntryTypeError, ShapeError
-from .operands import grouped
+from .operands import grouped, run_grouped
 from .shape import Expand
 from .table import Reduction, Scan, extra
 
@@ -78,10 +78,11 @@ class ReductionMethods(Node):
         tensor(5.)
         """
         xs = leaves(self)
+        norm = torch.linalg.vector_norm
         if grouped(xs):
-            norms = list(torch._foreach_norm(xs, p, dtype))
+            norms = run_grouped(torch._foreach_norm, norm, xs, p, dtype=dtype)
         else:
-            norms = [torch.linalg.vector_norm(x, p, dtype=dtype) for x in xs]
+            norms = [norm(x, p, dtype=dtype) for x in xs]
         todo = iter(norms)
         result = reduced(self, lambda x, dims, keep: next(todo), None)
         result = _renamed(result, key_transform)

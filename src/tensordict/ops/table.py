@@ -73,7 +73,8 @@ class Ternary:
         name, doc, inplace, domain: as in `Unary`.
         operands: names of the two operands.
         params: more arguments.
-        numbers: whether the second operand may be a number.
+        numbers: whether the torch function takes a number as the second operand.
+        optional: whether either operand may be left out.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Ternary:
     inplace: bool = True
     params: tuple[Param, ...] = ()
     numbers: bool = False
+    optional: bool = False
     domain: str = "real"
 
 
@@ -369,6 +371,12 @@ TERNARY: tuple[Ternary, ...] = (
         "Every leaf plus ``value * other1 * other2``.",
         ("other1", "other2"),
         params=(Param("value", "float", 1),),
+    ),
+    Ternary(
+        "clamp",
+        "Every leaf, not below ``min`` and not above ``max``.",
+        ("min", "max"),
+        optional=True,
     ),
     Ternary(
         "lerp", "Every leaf moved towards ``end`` by ``weight``.", ("end", "weight"), numbers=True
