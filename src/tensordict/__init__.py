@@ -5,6 +5,7 @@ from ._keys import unravel_key, unravel_key_list, unravel_key_to_tuple
 from ._typing import NestedKey
 from .containers.base import TensorDictBase
 from .containers.dense import TensorDict
+from .containers.lazy import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from .containers.params import TensorDictParams
 from .core.leaf import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from .ops.combine import cat, stack
@@ -13,10 +14,13 @@ from .ops.keys import default_is_leaf, is_leaf_nontensor
 from .ops.packing import PackLayout
 from .ops.padding import pad, pad_sequence
 from .placement.attrs import TensorAttrs
+from .tensorclass import TensorClass, is_tensorclass
+from .typed.tensorclass import tensorclass  # takes the name of the module just imported
 
 __version__ = "0.16.0"
 
 __all__ = [
+    "LazyStackedTensorDict",
     "MetaData",
     "NestedKey",
     "NonTensorData",
@@ -24,6 +28,7 @@ __all__ = [
     "NonTensorStack",
     "PackLayout",
     "TensorAttrs",
+    "TensorClass",
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",
@@ -31,9 +36,13 @@ __all__ = [
     "default_is_leaf",
     "is_leaf_nontensor",
     "is_tensor_collection",
+    "is_tensorclass",
+    "lazy_stack",
+    "maybe_dense_stack",
     "pad",
     "pad_sequence",
     "stack",
+    "tensorclass",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",

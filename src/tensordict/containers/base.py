@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class TensorDictBase(
+class NodeMethods(
     MappingMethods,
     MetadataMethods,
     ShapeMethods,
@@ -43,7 +43,7 @@ class TensorDictBase(
     DistributedMethods,
     PlacementMethods,
 ):
-    """Abstract base of the dict-like classes: concerns are mixins, kinds implement primitives."""
+    """What tensordicts and typed views of them can do: each concern is a mixin."""
 
     __slots__ = ()
 
@@ -53,6 +53,12 @@ class TensorDictBase(
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         leave(self, failed=kind is not None)
+
+
+class TensorDictBase(NodeMethods):
+    """Abstract base of the dict-like classes, which implement the primitives."""
+
+    __slots__ = ()
 
 
 # Mappings by duty, not by inheritance: ABCMeta would slow every isinstance in a hot loop.

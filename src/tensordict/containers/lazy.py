@@ -21,6 +21,7 @@ from ..core.registry import register_node
 from ..core.sizes import insert, wrap_dim
 from ..core.structural import DimNames, StructuralOp
 from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
+from ..ops.display import field_text, fields_text, metadata_lines
 from ..ops.ragged import read_as
 from ..ops.shape import Pick
 from .base import TensorDictBase
@@ -127,6 +128,29 @@ class LazyStackedTensorDict(TensorDictBase):
     def stack_dim(self) -> int:
         """The batch dimension that numbers the members."""
         return self._stack_dim
+
+    # --- printing ---------------------------------------------------------------------
+
+    def _lines(self, inner: str) -> list[str]:
+        common = self._names()
+        return [
+            fields_text(self, common, inner),
+            self._exclusive_text(common, inner),
+            *metadata_lines(self),
+            f"stack_dim={self._stack_dim}",
+        ]
+
+    def _exclusive_text(self, common: Any, inner: str) -> str:
+        one, two = inner + " " * 4, inner + " " * 8
+        blocks = []
+        for i, member in enumerate(self._stacked):
+            names = sorted(name for name in member._names() if name not in common)
+            if names:
+                lines = [f"{two}{name}: {field_text(member, name, two)}" for name in names]
+                blocks.append(f"{one}{i} ->\n" + ",\n".join(lines))
+        if not blocks:
+            return f"exclusive_fields={{\n{one}}}"
+        return "exclusive_fields={\n" + ",\n".join(blocks) + "}"
 
     # --- dense forms ------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def lock(node: Node) -> None:
     if node._lock is not None:
         return
     node._lock = LockState()
-    ref = weakref.ref(node)
+    ref = weakref.ref(node._bare())  # a typed view may go before what it looks at
     for child in node._children():
         lock(child)
         child._lock.parents.append(ref)  # type: ignore[union-attr]
@@ -71,7 +71,7 @@ def unlock(node: Node) -> None:
     if node._lock is None:
         return
     tree = _tree(node)
-    inside = {id(part) for part in tree}
+    inside = {id(part._bare()) for part in tree}
     for part in tree:
         if part._lock is None:
             continue

@@ -48,6 +48,11 @@ def node_class(kind: str) -> Any:
     return _find(_nodes, kind, "node")
 
 
+def known_node(kind: str) -> type[Node] | None:
+    """The node class of a kind, None when nothing registered it."""
+    return _nodes.get(kind)
+
+
 def leaf_class(kind: str) -> Any:
     """The leaf class of a kind.
 

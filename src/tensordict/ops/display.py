@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -49,19 +50,43 @@ def _shape(x: Tensor) -> torch.Size:
 def node_text(node: Any, indent: str = "") -> str:
     """The full form: one line per field, keys sorted, nested ones indented."""
     inner = indent + _INDENT
+    body = ",\n".join(inner + line for line in node._lines(inner))
+    return f"{type(node).__name__}(\n{body})"
+
+
+def fields_text(node: Node, names: Iterable[str], inner: str, title: str = "fields") -> str:
+    """``fields={...}`` of some entries of a node, one line each, sorted."""
     lines = [
-        f"{inner}{_INDENT}{name}: {entry_text(entry, inner + _INDENT)}"
-        for name, entry in sorted(node._items(), key=lambda pair: pair[0])
+        f"{inner}{_INDENT}{name}: {field_text(node, name, inner + _INDENT)}"
+        for name in sorted(names)
     ]
-    fields = "fields={\n" + ",\n".join(lines) + "}" if lines else f"fields={{\n{inner}}}"
-    rest = [
-        fields,
+    return f"{title}={{\n" + ",\n".join(lines) + "}" if lines else f"{title}={{\n{inner}}}"
+
+
+def field_text(node: Node, name: str, indent: str) -> str:
+    """One entry of a node; of a stack, without stacking it."""
+    cls = node._class_of(name)
+    if cls is None or not issubclass(cls, Tensor) or node._members() is None:
+        return entry_text(node._fetch(name), indent)
+    xs: list[Any] = [member._fetch(name) for member in node._members() or ()]
+    devices = {x.device for x in xs}
+    shared = all(is_shared(x) for x in xs)
+    dtype = xs[0].dtype
+    for x in xs[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return (
+        f"{type_name(xs[0])}(shape={node._shape_of(name)}, "
+        f"device={xs[0].device if len(devices) == 1 else None}, dtype={dtype}, is_shared={shared})"
+    )
+
+
+def metadata_lines(node: Node) -> list[str]:
+    """The lines after the fields."""
+    return [
         f"batch_size={node._batch_size}",
         f"device={node._device}",
         f"is_shared={shared(node)}",
     ]
-    body = ",\n".join(inner + part for part in rest)
-    return f"{type(node).__name__}(\n{body})"
 
 
 def entry_text(entry: Any, indent: str) -> str:
@@ -87,3 +112,7 @@ class DisplayMethods(Node):
 
     def __repr__(self) -> str:
         return node_text(self)
+
+    def _lines(self, inner: str) -> list[str]:
+        """The lines of the full form; kinds that print otherwise have their own."""
+        return [fields_text(self, self._names(), inner), *metadata_lines(self)]
