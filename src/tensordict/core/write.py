@@ -116,14 +116,15 @@ def fetch(node: Node, path: Path) -> Entry | None:
     Raises:
         NotANodeError: (a ``KeyError``) the way leads through a tensor.
     """
-    for i, name in enumerate(path[:-1]):
-        below = node._fetch(name)
+    entry: Entry = node
+    for i, name in enumerate(path):
+        if not isinstance(entry, Node):
+            raise not_a_node(path, i - 1, entry)
+        below = entry._fetch(name)
         if below is None:
             return None
-        if not isinstance(below, Node):
-            raise not_a_node(path, i, below)
-        node = below
-    return node._fetch(path[-1])
+        entry = below
+    return entry
 
 
 def require(node: Node, path: Path) -> Entry:

@@ -55,6 +55,24 @@ def write_each(
             fn(x, *(o[i] if type(o) is list else o for o in operands), **kwargs)
 
 
+def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool) -> None:
+    """Copy each value into its target; every pair is known to fit in shape.
+
+    Args:
+        targets, values: tensors, in pairs.
+        non_blocking: as of ``Tensor.copy_``.
+    """
+    if len(targets) > 1 and any(
+        x.requires_grad or not (x.is_contiguous() or not _overlaps(x)) for x in targets
+    ):
+        _rehearse(targets, Tensor.copy_, [list(values)], {})
+    if grouped(targets):
+        torch._foreach_copy_(targets, values, non_blocking)  # type: ignore[arg-type]
+    else:
+        for target, value in zip(targets, values):
+            target.copy_(value, non_blocking)
+
+
 def _uniform(xs: Sequence[Tensor]) -> bool:
     dtype = xs[0].dtype
     for x in xs:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._keys import short, unravel_key_to_tuple
+from .._keys import unravel_key_to_tuple
 from .._typing import NestedKey, Path
 from ..core.leaf import Leaf, NonTensorDataBase
 from ..core.node import Entry, Node
@@ -64,12 +64,9 @@ class _View:
             is_leaf = self._is_leaf or default_is_leaf
             pairs = ((k, e) for k, e in self._node._items() if is_leaf(type(e)))
         else:
-            pairs = (
-                (short(path), entry)
-                for path, entry in _nested(
-                    self._node, (), self._leaves_only, self._is_leaf or default_is_leaf
-                )
-            )
+            pairs = []
+            is_leaf = self._is_leaf or default_is_leaf
+            _nested(self._node, (), self._leaves_only, is_leaf, pairs)
         if self._sort:
             return iter(sorted(pairs, key=lambda pair: _sort_key(pair[0])))
         return iter(pairs)
@@ -108,7 +105,8 @@ class KeysView(_View, Set):
             node = self._node
             keys: Any = [name for name in node._names() if is_leaf(_class(node, name))]
         else:
-            keys = map(short, _nested_keys(self._node, (), self._leaves_only, is_leaf))
+            keys = []
+            _nested_keys(self._node, (), self._leaves_only, is_leaf, keys)
         return iter(sorted(keys, key=_sort_key) if self._sort else keys)
 
     def __len__(self) -> int:
@@ -154,32 +152,46 @@ def _class(node: Node, name: str) -> type:
     return cls
 
 
-def _nested_keys(node: Node, prefix: Path, leaves_only: bool, is_leaf: IsLeaf) -> Iterator[Path]:
-    for name in node._names():
-        cls = _class(node, name)
+def _nested_keys(
+    node: Node, prefix: Path, leaves_only: bool, is_leaf: IsLeaf, out: list[NestedKey]
+) -> None:
+    """Append the keys below a node in the form shown to users, children before their parent."""
+    # Entries of a stack are asked for their class alone: reading one builds it, or fails.
+    ragged = node._members() is not None
+    pairs: Any = ((name, None) for name in node._names()) if ragged else node._items()
+    for name, entry in pairs:
+        key: NestedKey = (*prefix, name) if prefix else name
+        if isinstance(entry, Tensor):
+            out.append(key)
+            continue
+        cls = _class(node, name) if entry is None else type(entry)
         leaf = is_leaf(cls)
-        path = (*prefix, name)
         if not leaf and issubclass(cls, Node):
             below = node._fetch(name)
             assert isinstance(below, Node)
-            yield from _nested_keys(below, path, leaves_only, is_leaf)
+            _nested_keys(below, (*prefix, name), leaves_only, is_leaf, out)
         if leaf or not leaves_only:
-            yield path
+            out.append(key)
 
 
 def _nested(
-    node: Node, prefix: Path, leaves_only: bool, is_leaf: IsLeaf
-) -> Iterator[tuple[Path, Entry]]:
+    node: Node,
+    prefix: Path,
+    leaves_only: bool,
+    is_leaf: IsLeaf,
+    out: list[tuple[NestedKey, Entry]],
+) -> None:
+    """Append keys and entries in the order of `_nested_keys`."""
     for name, entry in node._items():
-        path = (*prefix, name)
+        key: NestedKey = (*prefix, name) if prefix else name
         if isinstance(entry, Tensor):
-            yield path, entry
+            out.append((key, entry))
             continue
         leaf = is_leaf(type(entry))
         if isinstance(entry, Node) and not leaf:
-            yield from _nested(entry, path, leaves_only, is_leaf)
+            _nested(entry, (*prefix, name), leaves_only, is_leaf, out)
         if leaf or not leaves_only:
-            yield path, entry
+            out.append((key, entry))
 
 
 def _sort_key(key: NestedKey) -> Path:

@@ -48,7 +48,7 @@ class MappingMethods(Node):
                 return entry
             if entry is None:
                 raise write.missing(self, (index,))
-        elif is_key(index):
+        elif (type(index) is tuple and index and type(index[0]) is str) or is_key(index):
             entry = write.require(self, path_of(index))
         else:
             return read_rows(self, index)
@@ -227,6 +227,11 @@ class MappingMethods(Node):
             KeyError: the key is not there.
             RuntimeError: the shape does not fit.
         """
+        if type(key) is str and isinstance(item, Tensor) and self._members() is None:
+            entry = self._fetch(key)
+            if isinstance(entry, Tensor) and entry.shape == item.shape:
+                entry.copy_(item, non_blocking)
+                return self
         writes = update.Writes(non_blocking)
         writes.into(self, path_of(key), item)
         writes.run()

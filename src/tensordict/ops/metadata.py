@@ -14,7 +14,7 @@ from ..core.devices import as_device
 from ..core.node import KEEP, Node
 from ..core.sizes import as_size, common_prefix, wrap_dim
 from ..core.structural import DimNames
-from ..core.traverse import entries_with_path, leaves, map_entries, nodes_with_path, rekey
+from ..core.traverse import leaves, map_entries, nodes_with_path, rekey
 from ..core.undo import remember
 from ..errors import BatchSizeError, EntryTypeError, TensorDictError
 
@@ -246,7 +246,9 @@ class MetadataMethods(Node):
 
     def is_empty(self) -> bool:
         """Whether no leaf is held, at any depth."""
-        return next(entries_with_path(self), None) is None
+        members = self._members()
+        parts = (entry for _, entry in self._items()) if members is None else iter(members)
+        return all(isinstance(part, MetadataMethods) and part.is_empty() for part in parts)
 
     @property
     def depth(self) -> int:

@@ -14,6 +14,7 @@ from ..core import write
 from ..core.leaf import Leaf
 from ..core.node import Entry, Node
 from ..errors import BatchSizeError, ShapeError, StructureError
+from .inplace import copy_each
 
 # A write that was checked: into a node, or into the memory of a tensor.
 Store: TypeAlias = tuple[Node, Path, Entry]
@@ -33,10 +34,14 @@ class Writes:
 
     def run(self) -> None:
         """Do the writes. Nothing here can fail for a reason that a check could have found."""
-        for target, value in self.copies:
-            target.copy_(value, non_blocking=self.non_blocking)
+        if self.copies:
+            targets, values = zip(*self.copies)
+            copy_each(targets, values, self.non_blocking)
         for node, path, entry in self.stores:
-            write.commit(node, path, entry)
+            if len(path) == 1 and node._lock is None:
+                node._store(path[0], entry)
+            else:
+                write.commit(node, path, entry)
 
     def replace(self, node: Node, path: Path, value: Any) -> None:
         """Plan to put ``value`` under ``path``, whatever is there."""
@@ -73,6 +78,12 @@ class Writes:
                 self.into_all(member, share, keep)
             return
         for key, value in items_of(source):
+            if type(key) is str and keep is None and members is None and type(value) is Tensor:
+                # The common item: a tensor of the same shape under a name.
+                entry = node._fetch(key)
+                if isinstance(entry, Tensor) and entry.shape == value.shape:
+                    self.copies.append((entry, value))
+                    continue
             path = path_of(key)
             below = _below(keep, path)
             if below is _NONE:
@@ -107,7 +118,27 @@ class Writes:
             for member, share in zip(members, shares):
                 self.merge(member, share, inplace, keep)
             return
+        batch = node._batch_size
+        ndim = len(batch)
+        # The common item, a tensor under a name, needs no look at what it replaces.
+        plain = (
+            keep is None
+            and not inplace
+            and node._device is None
+            and node._lock is None
+            and members is None
+        )
+        if plain and isinstance(source, Node) and source._batch_size == batch:
+            ndim = 0  # checked when it was written to the source
         for key, value in items_of(source):
+            if (
+                plain
+                and type(value) is Tensor
+                and type(key) is str
+                and (not ndim or value.shape[:ndim] == batch)
+            ):
+                self.stores.append((node, (key,), value))
+                continue
             path = path_of(key)
             below = _below(keep, path)
             if below is _NONE:
