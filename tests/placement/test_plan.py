@@ -346,6 +346,43 @@ def plan_without_target(plan):
     return MovePlan.from_json(data)
 
 
+# --- plans that are kept --------------------------------------------------------------
+
+
+def test_the_plan_of_a_locked_tree_is_kept_until_an_entry_changes():
+    td = model().lock_()
+    spec, policy = Spec(default=Target(dtype=torch.float16)), CastPolicy.mixed()
+    for target in (spec, torch.float16, "meta", model().to(torch.float16).attrs().lock_()):
+        plan = plan_moves(td, target)
+        assert plan_moves(td, target) is plan
+        assert plan_moves(td, target, non_blocking=True) is not plan
+        assert plan_moves(td, target, policy=policy, on_unused="ignore") is not plan
+    kept = plan_moves(td, spec)
+    td.unlock_()
+    td["layer", "norm"] = torch.zeros(3, dtype=torch.int8)
+    td.lock_()
+    assert plan_moves(td, spec) is not kept
+    with pytest.raises(PlanMismatch, match="norm"):
+        kept.run(td)
+
+
+def test_plans_of_what_may_change_are_not_kept():
+    td = model()
+    assert plan_moves(td, torch.float16) is not plan_moves(td, torch.float16)
+    td.lock_()
+    spec = td.attrs()
+    assert plan_moves(td, spec) is not plan_moves(td, spec)
+
+
+def test_a_leaf_whose_data_changed_is_found_when_a_kept_plan_runs():
+    td = model().lock_()
+    plan = plan_moves(td, torch.float16)
+    td["layer", "norm"].data = torch.zeros(3, dtype=torch.float64)
+    assert plan_moves(td, torch.float16) is plan
+    with pytest.raises(PlanMismatch, match="norm"):
+        plan.run(td)
+
+
 # --- properties ----------------------------------------------------------------------
 
 devices = st.sampled_from(["cpu", "meta", "cuda:0", "cuda:1"])

@@ -43,12 +43,14 @@ class Origin:
 class LockState:
     """State that only a locked node has; lists cached here live as long as the lock."""
 
-    __slots__ = ("__weakref__", "leaves", "origin", "parents")
+    __slots__ = ("__weakref__", "leaves", "memo", "origin", "parents")
 
     def __init__(self) -> None:
         self.parents: list[weakref.ref[Node]] = []
         self.origin: Origin | None = None
         self.leaves: list[Tensor] | None = None
+        # What layers above derive from the entries; forgotten with the list of leaves.
+        self.memo: dict[Any, Any] | None = None
 
 
 def lock(node: Node) -> None:
@@ -110,6 +112,7 @@ def touched(node: Node) -> None:
     if state is None:
         return
     state.leaves = None
+    state.memo = None
     for ref in state.parents:
         parent = ref()
         if parent is not None:

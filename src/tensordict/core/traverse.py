@@ -120,12 +120,17 @@ def _beside(node: Node, other: Node | None, out: list[Entry | None]) -> None:
             same = rows is None or len(rows) != len(members)
             _beside(member, other if same else rows[i], out)  # type: ignore[index]
         return
+    fetch = _nothing if other is None else other._fetch
     for name, entry in node._items():
-        theirs = None if other is None else other._fetch(name)
         if isinstance(entry, Tensor):
-            out.append(theirs)
+            out.append(fetch(name))
         elif isinstance(entry, Node):
+            theirs = fetch(name)
             _beside(entry, theirs if isinstance(theirs, Node) else None, out)
+
+
+def _nothing(name: str) -> None:
+    return None
 
 
 def map_leaves_with_path(node: N, fn: Callable[[Path, Tensor], Tensor], prefix: Path = ()) -> N:

@@ -40,7 +40,8 @@ class TensorAttrs(Leaf):
     TensorAttrs(device=cpu, dtype=torch.float16, shape=[3])
     """
 
-    __slots__ = ("tgt_device", "tgt_dtype", "tgt_layout", "tgt_shape")
+    # `_host_dtype` is the dtype of a record of host memory, and unset in any other record.
+    __slots__ = ("_host_dtype", "tgt_device", "tgt_dtype", "tgt_layout", "tgt_shape")
 
     kind = "attrs"
 
@@ -48,6 +49,7 @@ class TensorAttrs(Leaf):
     tgt_dtype: torch.dtype | None
     tgt_shape: Size | None
     tgt_layout: Layout | None
+    _host_dtype: torch.dtype | None
 
     def __init__(
         self,
@@ -141,6 +143,7 @@ _set_device = TensorAttrs.__dict__["tgt_device"].__set__
 _set_dtype = TensorAttrs.__dict__["tgt_dtype"].__set__
 _set_shape = TensorAttrs.__dict__["tgt_shape"].__set__
 _set_layout = TensorAttrs.__dict__["tgt_layout"].__set__
+_set_host_dtype = TensorAttrs.__dict__["_host_dtype"].__set__
 _set_batch = Leaf.__dict__["_batch_size"].__set__
 _set_own_device = Leaf.__dict__["_device"].__set__
 
@@ -158,7 +161,17 @@ def _fill(
     _set_layout(out, layout)
     _set_batch(out, _NO_BATCH)
     _set_own_device(out, None)
+    if layout is None and (device is None or device.type == "cpu"):
+        _set_host_dtype(out, dtype)
     return out
+
+
+def host_dtypes(records: Iterable[Any]) -> list[torch.dtype | None] | None:
+    """The dtypes of records that all ask for host memory; ``None`` when any does not."""
+    try:
+        return [record._host_dtype for record in records]
+    except AttributeError:
+        return None
 
 
 def _record(x: Tensor, fields: frozenset[str]) -> TensorAttrs:

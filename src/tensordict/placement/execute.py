@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..device.kinds import MoveKind
+from ..device.kinds import PLAIN_TENSORS, MoveKind
 from ..device.ops import accelerator_ops, ops_for
 from ..device.staging import StagingPool
 from ..device.sync import wait_for
 from .coalesce import MIN_GROUP, PACK_BELOW, groups_of, move_group
-from .routes import Route, make_route, ties_of
+from .routes import Route, distinct, make_route, ties_of
 
 
 def move_all(
@@ -31,11 +32,8 @@ def move_all(
     """
     if not tensors:
         return []
-    if memory_format is None and _all_on_host(tensors) and (device is None or device.type == "cpu"):
-        # Nothing here is asynchronous, and torch is faster when it is told the device too.
-        host = torch.device("cpu")
-        out = [x.to(host, dtype) for x in tensors]
-        return _keep_ties(tensors, out)
+    if memory_format is None and (device is None or device.type == "cpu") and on_host(tensors):
+        return cast_on_host(tensors, repeat(dtype))
     routes = routes_to(tensors, device, dtype, memory_format)
     return run_routes(tensors, routes, options_for(non_blocking, device))[0]
 
@@ -185,7 +183,7 @@ def devices_to_wait_for(
             ``None`` for moves that differ by leaf, which wait for copies to the host alone.
     """
     out: dict[torch.device, None] = {}
-    for route in dict.fromkeys(routes):
+    for route in distinct(routes):
         kind = route.kind
         if kind is MoveKind.D2H:
             out[route.src_device] = None
@@ -197,17 +195,28 @@ def devices_to_wait_for(
     return tuple(out)
 
 
-def _all_on_host(tensors: Sequence[Tensor]) -> bool:
+def on_host(tensors: Sequence[Tensor]) -> bool:
+    """Whether all tensors are in host memory."""
     return all([x.is_cpu for x in tensors])  # noqa: C419  (a generator is twice as slow)
 
 
-def _keep_ties(tensors: Sequence[Tensor], out: list[Tensor]) -> list[Tensor]:
-    ties = ties_of(tensors)
+def cast_on_host(tensors: Sequence[Tensor], dtypes: Iterable[torch.dtype | None]) -> list[Tensor]:
+    """Cast host tensors; nothing is asynchronous, and torch is faster when told the device too."""
+    plain = PLAIN_TENSORS.issuperset(map(type, tensors))
+    if plain:
+        out = list(map(Tensor.to, tensors, repeat(_HOST), dtypes))
+    else:
+        out = [x.to(_HOST, dtype) for x, dtype in zip(tensors, dtypes)]
+    ties = ties_of(tensors, plain)
     if ties is not None:
         for index, first in ties.items():
-            if out[first] is not tensors[first]:
+            same_target = out[index].dtype is out[first].dtype
+            if same_target and out[first] is not tensors[first]:
                 out[index] = same_memory(tensors[index], tensors[first], out[first])
     return out
+
+
+_HOST = torch.device("cpu")
 
 
 def asynchronous(non_blocking: bool | None) -> bool:

@@ -11,7 +11,7 @@ import torch
 from ..core.traverse import leaves
 from .attrs import FIELDS, attrs_of
 from .dtypes import DtypeMethods
-from .moving import run_request
+from .moving import move, run_request
 from .pinning import pin_tree
 from .request import parse_to
 
@@ -52,7 +52,7 @@ class PlacementMethods(DtypeMethods):
         >>> td.to(torch.float16)["a"].dtype, td.to("meta").device
         (torch.float16, device(type='meta'))
         """
-        return run_request(self, parse_to(*args, **kwargs))
+        return move(self, args, kwargs)
 
     def cpu(self, **kwargs: Any) -> Self:
         """``to("cpu")``."""

@@ -14,15 +14,27 @@ from ..core.undo import remember
 from ..device.kinds import MoveKind
 from ..errors import LockedError
 from ..storage.consolidate import buffer_of, over_buffer, packing_of
-from .attrs import TensorAttrs
-from .execute import move_all, options_for, run_routes
+from .attrs import TensorAttrs, host_dtypes
+from .execute import cast_on_host, move_all, on_host, options_for, run_routes
 from .pinning import move_pinned
 from .placing import place
 from .planning import plan_moves
-from .request import MoveRequest
+from .request import MoveRequest, parse_to
 from .routes import Route, make_route
 from .rules import Spec
 from .writeback import WriteBack
+
+
+def move(td: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``td.to(*args, **kwargs)``."""
+    if len(args) == 1 and not kwargs and type(args[0]) is torch.dtype:
+        return _cast(td, args[0])  # the commonest call, without a request
+    return run_request(td, parse_to(*args, **kwargs))
+
+
+def _cast(td: Any, dtype: torch.dtype) -> Any:
+    out = place(td, move_all(leaves(td), None, dtype), None, keep_device=True)
+    return remember(out, td, WriteBack())
 
 
 def run_request(td: Any, request: MoveRequest) -> Any:
@@ -97,11 +109,23 @@ def _to_spec(td: Any, request: MoveRequest) -> Any:
     else:
         assert spec is not None
         tensors = leaves(td)
-        routes = _routes_beside(tensors, entries_beside(td, spec))
+        beside = entries_beside(td, spec)
+        dtypes = host_dtypes(beside)
+        if dtypes is not None and on_host(tensors):
+            moved = cast_on_host(tensors, dtypes) if _differ(tensors, dtypes) else tensors
+            return place(td, moved, None, inplace=request.inplace)
+        routes = _routes_beside(tensors, beside)
     if routes is None:
         return place(td, tensors, None, inplace=request.inplace)
     moved, _ = run_routes(tensors, routes, options_for(request.non_blocking))
     return place(td, moved, None, inplace=request.inplace)
+
+
+def _differ(tensors: list[Tensor], dtypes: list[torch.dtype | None]) -> bool:
+    """Whether any tensor is of another dtype than asked for."""
+    if not tensors or tensors[0].dtype is not dtypes[0]:
+        return bool(tensors)  # usually the first one tells
+    return any([x.dtype is not dtype for x, dtype in zip(tensors, dtypes)])  # noqa: C419
 
 
 def _routes_beside(tensors: list[Tensor], beside: list[Any]) -> list[Route] | None:
@@ -130,7 +154,7 @@ def cast_leaves(
 ) -> Any:
     """``td.to(dtype)``, of the leaves alone for which ``cast_filter(key, leaf)`` is true."""
     if cast_filter is None:
-        return run_request(td, MoveRequest(dtype=dtype))
+        return _cast(td, dtype)
     out = map_leaves_with_path(
         td, lambda path, x: x.to(x.device, dtype) if cast_filter(short(path), x) else x
     )

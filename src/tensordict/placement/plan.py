@@ -27,7 +27,7 @@ from .names import dtype_name
 from .pending import PendingMoves
 from .placing import place, write_out
 from .report import PlanReport, read_plan
-from .routes import TRANSFERS, Move, Route
+from .routes import TRANSFERS, Move, Route, distinct
 from .rules import Unmatched, near_misses
 
 
@@ -40,6 +40,7 @@ class MovePlan(PlanReport):
         paths: Where the leaves are.
         shapes: Their shapes.
         routes: From where to where each goes; many leaves share one route.
+        distinct_routes: The different ones among them.
         ties: For a leaf that shares memory with an earlier one, the position of that one.
         non_blocking: As of ``to()``: ``None`` waits where the host could read too early.
         target_device: The one device of all leaves, ``None`` when they differ.
@@ -57,6 +58,7 @@ class MovePlan(PlanReport):
         "shapes",
         "staging",
         "target_device",
+        "distinct_routes",
         "ties",
         "unmatched",
     )
@@ -78,6 +80,7 @@ class MovePlan(PlanReport):
         self.paths = list(paths)
         self.shapes = list(shapes)
         self.routes = list(routes)
+        self.distinct_routes = distinct(self.routes)
         self.ties = dict(ties or {})
         self.non_blocking = non_blocking
         self.target_device = target_device
@@ -120,7 +123,7 @@ class MovePlan(PlanReport):
         """The devices that `run` waits for, once, at the end."""
         if self.non_blocking is not None:
             return ()
-        return devices_to_wait_for(self.routes, self.target_device)
+        return devices_to_wait_for(self.distinct_routes, self.target_device)
 
     @property
     def n_syncs(self) -> int:
@@ -164,7 +167,7 @@ class MovePlan(PlanReport):
         self._check_memory()
         moved, _ = run_routes(tensors, self.routes, self._options(asynchronous(True)))
         devices: dict[torch.device, None] = {}
-        for route in dict.fromkeys(self.routes):
+        for route in self.distinct_routes:
             if route.kind in TRANSFERS:
                 for device in (route.src_device, route.device):
                     if is_accelerator(device):
@@ -182,12 +185,12 @@ class MovePlan(PlanReport):
     def _place(self, td: Any, moved: list[Tensor], inplace: bool) -> Any:
         # Casts alone leave the device attribute as it was.
         keep = self.target_device is None and all(
-            route.src_device == route.device for route in dict.fromkeys(self.routes)
+            route.src_device == route.device for route in self.distinct_routes
         )
         return place(td, moved, self.target_device, inplace=inplace, keep_device=keep)
 
     def _check_memory(self) -> None:
-        for device in dict.fromkeys(route.device for route in self.routes if route.moves):
+        for device in dict.fromkeys(route.device for route in self.distinct_routes if route.moves):
             need = self.peak_bytes(device)
             if need >= CHECKED_NBYTES:
                 check_free_memory(device, need)
@@ -216,7 +219,7 @@ class MovePlan(PlanReport):
             raise NotImplementedError(
                 table_of(f"Cannot copy out of meta tensor; no data! {len(rows)} leaves.", rows)
             )
-        back = {route: _reversed(route) for route in dict.fromkeys(self.routes)}
+        back = {route: _reversed(route) for route in self.distinct_routes}
         return MovePlan(
             self.paths,
             self.shapes,

@@ -6,27 +6,25 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from .._keys import short
 from .._typing import Path
 from ..core.node import Node
-from ..core.traverse import entries_with_path, leaves_with_path
+from ..core.traverse import leaves_with_path
 from ..device.kinds import MoveKind
 from ..device.staging import StagingPool
-from ..errors import LayoutError, SchemaMismatch, table_of
+from ..errors import SchemaMismatch, table_of
 from .attrs import TensorAttrs
+from .cache import keep_plan, kept_plan, plan_key
 from .coalesce import PACK_BELOW
-from .layout import Layout
 from .plan import MovePlan
-from .policy import CastPolicy, PolicyMatcher
-from .request import is_spec
-from .routes import Route, make_route, ties_of
-from .rules import RuleSet, Spec, Target, Unmatched, near_misses
+from .policy import CastPolicy
+from .routes import Route, distinct, ties_of
+from .rules import Unmatched
+from .wanted import Wanted
 
 Answer = Literal["ignore", "warn", "error"]
-_NOTHING = Target()
 
 
 def plan_moves(
@@ -44,6 +42,8 @@ def plan_moves(
     materialize: Callable[[Path, TensorAttrs], Tensor] | None = None,
 ) -> MovePlan:
     """Decide how each leaf of a tree gets to its target; nothing is copied.
+
+    The plan of a locked tree is kept and returned again as long as no entry is replaced.
 
     Args:
         td: Any tree; meta tensors are enough.
@@ -65,6 +65,7 @@ def plan_moves(
         MissingKeyError, SchemaMismatch: as asked by ``on_missing``, ``on_unused``, ``on_shape``.
         NotImplementedError: for meta leaves without ``materialize``.
 
+    >>> import torch
     >>> from tensordict import TensorDict
     >>> td = TensorDict({"w": torch.zeros(4), "norm": torch.zeros(4)})
     >>> plan = plan_moves(td, policy=CastPolicy.mixed())
@@ -73,35 +74,39 @@ def plan_moves(
     >>> plan.run(td)["w"].dtype
     torch.bfloat16
     """
+    key = None
     if max_staging_bytes is not None:
         staging = StagingPool(max_staging_bytes)
+    elif staging is None and materialize is None:
+        options = (non_blocking, pack_below, on_missing, on_unused, on_shape)
+        key = plan_key(td, target, policy, *options)
+        kept: MovePlan | None = kept_plan(td, key)
+        if kept is not None:
+            return kept
     pairs = leaves_with_path(td)
     paths = [path for path, _ in pairs]
     tensors = [x for _, x in pairs]
-    wanted = _Wanted(target, policy)
-    routes = wanted.routes(pairs)
-    _answer(on_shape, "Cannot plan: {n} leaves have another shape than the spec.", wanted.misshapen)
+    shapes = [x.shape for x in tensors]
+    wanted = Wanted(td, paths, target, policy)
+    routes = wanted.routes(tensors)
+    if on_shape != "ignore":
+        rows = wanted.misshapen(shapes)
+        _answer(on_shape, "Cannot plan: {n} leaves have another shape than the spec.", rows)
     if on_missing != "ignore":
-        rows = [(short(path), "not in the spec") for path in wanted.missing(paths)]
+        rows = [(short(path), "not in the spec") for path in wanted.missing()]
         _answer(on_missing, "Cannot plan: the spec says nothing about {n} leaves.", rows)
-    unmatched = wanted.unmatched(paths)
-    if unmatched and on_unused != "ignore":
+    unmatched = [] if on_unused == "ignore" else wanted.unmatched()
+    if unmatched:
         rows = [(item.pattern, _near_text(item)) for item in unmatched]
         _answer(on_unused, "{n} entries of the spec or policy match no leaf.", rows)
-    if materialize is None:
-        _refuse_meta(paths, routes)
-    moving = [i for i, route in enumerate(routes) if route.kind is not MoveKind.ALIAS]
-    found = ties_of([tensors[i] for i in moving]) if len(moving) > 1 else None
-    ties = {
-        moving[i]: moving[first]
-        for i, first in (found or {}).items()
-        if routes[moving[i]] == routes[moving[first]]
-    }
-    return MovePlan(
+    kinds = {route.kind for route in distinct(routes)}
+    if materialize is None and MoveKind.FROM_META in kinds:
+        raise _no_values(paths, routes)
+    plan = MovePlan(
         paths,
-        [x.shape for x in tensors],
+        shapes,
         routes,
-        ties,
+        _moving_ties(tensors, routes) if kinds - {MoveKind.ALIAS} else None,
         non_blocking=non_blocking,
         target_device=wanted.device,
         unmatched=unmatched,
@@ -109,6 +114,8 @@ def plan_moves(
         pack_below=pack_below,
         materialize=materialize,
     )
+    keep_plan(td, key, plan, target, getattr(target, "_lock", None), policy)
+    return plan
 
 
 def _near_text(item: Unmatched) -> str:
@@ -124,129 +131,25 @@ def _answer(how: Answer, headline: str, rows: Sequence[tuple[Any, str]]) -> None
     warnings.warn(str(error), stacklevel=3)
 
 
-def _refuse_meta(paths: Sequence[Path], routes: Sequence[Route]) -> None:
+def _moving_ties(tensors: Sequence[Tensor], routes: Sequence[Route]) -> dict[int, int]:
+    """Leaves that move the same way as an earlier one with the same memory."""
+    moving = [i for i, route in enumerate(routes) if route.kind is not MoveKind.ALIAS]
+    found = ties_of([tensors[i] for i in moving]) or {}
+    return {
+        moving[i]: moving[first]
+        for i, first in found.items()
+        if routes[moving[i]] == routes[moving[first]]
+    }
+
+
+def _no_values(paths: Sequence[Path], routes: Sequence[Route]) -> NotImplementedError:
     rows = [
         (short(path), f"meta -> {route.device}")
         for path, route in zip(paths, routes)
         if route.kind is MoveKind.FROM_META
     ]
-    if rows:
-        raise NotImplementedError(
-            table_of(
-                f"Cannot copy out of meta tensor; no data! {len(rows)} leaves are on meta. "
-                f"Pass materialize= to plan_moves.",
-                rows,
-            )
-        )
-
-
-class _Wanted:
-    """What was asked for, read once: a target for each path, and what met no leaf."""
-
-    def __init__(self, target: Any, policy: CastPolicy | None) -> None:
-        self.device: torch.device | None = None
-        self._entries: dict[Path, Any] = {}
-        self._rules = RuleSet(())
-        self._default = _NOTHING
-        self._matcher = None if policy is None else PolicyMatcher(policy)
-        self._by_rule = False
-        self.misshapen: list[tuple[Any, str]] = []
-        if isinstance(target, Spec):
-            self._entries = dict(target.entries)
-            self._rules = RuleSet(target.rules)
-            self._by_rule = bool(target.rules)
-            self._default = target.default
-        elif isinstance(target, Node) and is_spec(target):
-            self._entries = {
-                path: entry
-                for path, entry in entries_with_path(target)
-                if type(entry) is TensorAttrs
-            }
-        elif isinstance(target, Node):
-            self._default = Target(target._device)
-        else:
-            self._default = Target.of(target)
-            self.device = self._default.device
-
-    def routes(self, pairs: Sequence[tuple[Path, Tensor]]) -> list[Route]:
-        """The route of each leaf."""
-        known: dict[Any, Route] = {}
-        entries, default = self._entries, self._default
-        uniform = self._matcher is None and not self._by_rule
-        plain = default.memory_format is None and default.pin is None
-        out: list[Route] = []
-        for path, x in pairs:
-            entry = entries.get(path) if entries else None
-            if uniform and plain and (entry is None or type(entry) is TensorAttrs):
-                if entry is not None and (entry.tgt_shape != x.shape or entry.tgt_layout):
-                    self._check(path, x, entry)
-                key = (x.dtype, x.device, id(entry))
-                route = known.get(key)
-                if route is None:
-                    device, dtype = default.device, default.dtype
-                    if entry is not None:
-                        device = device if entry.tgt_device is None else entry.tgt_device
-                        dtype = dtype if entry.tgt_dtype is None else entry.tgt_dtype
-                    route = known[key] = make_route(x, device, dtype)
-                out.append(route)
-            else:
-                target = self._target(path, x, entry)
-                form = target.memory_format
-                made = make_route(x, target.device, target.dtype, form, target.pin)
-                out.append(known.setdefault(made, made))
-        return out
-
-    def _target(self, path: Path, x: Tensor, entry: Any) -> Target:
-        target = _NOTHING
-        if type(entry) is TensorAttrs:
-            self._check(path, x, entry)
-            target = Target(entry.tgt_device, entry.tgt_dtype)
-        elif entry is not None:
-            target = entry
-        if self._by_rule:
-            target = target | self._rules.target(path)
-        if self._matcher is not None:
-            dtype = self._matcher.dtype_for(path, x.dtype)
-            if dtype is not None:
-                target = target | Target(dtype=dtype)
-        target = target | self._default
-        if target.layout is not None:
-            _same_layout(path, x, target.layout)
-        return target
-
-    def _check(self, path: Path, x: Tensor, entry: TensorAttrs) -> None:
-        if entry.tgt_shape is not None and entry.tgt_shape != x.shape:
-            text = f"shape {list(x.shape)}, the spec recorded {list(entry.tgt_shape)}"
-            self.misshapen.append((short(path), text))
-        if entry.tgt_layout is not None:
-            _same_layout(path, x, entry.tgt_layout)
-
-    def missing(self, paths: Sequence[Path]) -> list[Path]:
-        """Leaves that no entry and no rule speaks of."""
-        if self._default != _NOTHING:
-            return []
-        return [
-            path for path in paths if path not in self._entries and not self._rules.matching(path)
-        ]
-
-    def unmatched(self, paths: list[Path]) -> list[Unmatched]:
-        """Entries and rules that met no leaf."""
-        present = set(paths)
-        out = [
-            Unmatched(path, near_misses(path, paths))
-            for path in self._entries
-            if path not in present
-        ]
-        out += self._rules.unmatched(paths)
-        if self._matcher is not None:
-            out += self._matcher.unmatched(paths)
-        return out
-
-
-def _same_layout(path: Path, x: Tensor, layout: Any) -> None:
-    present = Layout.from_dtensor(x) if hasattr(x, "placements") else None
-    if present != layout:
-        raise LayoutError(
-            f"Cannot move {short(path)!r}: the target has another sharding, and to() never "
-            f"communicates. Use reshard."
-        )
+    headline = (
+        f"Cannot copy out of meta tensor; no data! {len(rows)} leaves are on meta. "
+        f"Pass materialize= to plan_moves."
+    )
+    return NotImplementedError(table_of(headline, rows))

@@ -6,7 +6,7 @@ Leaves that go the same way share one `Route`, so that a plan of many leaves has
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,11 @@ def _has_format(x: Tensor, memory_format: torch.memory_format) -> bool:
     return x.is_contiguous(memory_format=memory_format)
 
 
+def distinct(routes: Iterable[Route]) -> list[Route]:
+    """The different routes of many, by identity first: few are ever hashed."""
+    return list(dict.fromkeys({id(route): route for route in routes}.values()))
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """What a plan does with one leaf.
@@ -148,17 +153,25 @@ class Move:
         return min(self.src_nbytes, self.dst_nbytes)
 
 
-def ties_of(tensors: Sequence[Tensor]) -> dict[int, int] | None:
+def ties_of(tensors: Sequence[Tensor], plain: bool | None = None) -> dict[int, int] | None:
     """For each tensor that is a tie, the position of the first tensor with the same memory.
 
     A tie has equal storage, offset, shape, strides and dtype.  Different tensors that require
-    gradients are no ties: each keeps a history of its own.  ``None`` when there are none.
+    gradients are no ties: each keeps a history of its own.
+
+    Args:
+        tensors: Any tensors.
+        plain: Whether all are of plain types, where that is known.
+
+    Returns:
+        ``None`` when there are none.
     """
     if torch.compiler.is_compiling():
         return None  # addresses do not trace; a graph copies each value by itself
     # Most trees have no ties: one set of addresses tells.
-    plain = PLAIN_TENSORS.issuperset(map(type, tensors))
-    if plain and len({x.data_ptr() for x in tensors}) == len(tensors):
+    if plain is None:
+        plain = PLAIN_TENSORS.issuperset(map(type, tensors))
+    if plain and len(set(map(Tensor.data_ptr, tensors))) == len(tensors):
         return None
     first: dict[Any, int] = {}
     ties: dict[int, int] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -142,6 +142,34 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(text, re.IGNORECASE)
 
 
+@lru_cache(maxsize=4096)
+def predicate(pattern: str) -> Callable[[str], Any]:
+    """What tells whether a lower-case dotted path matches; plain text tests where they serve.
+
+    >>> [predicate(p)("enc.norm.w") for p in ("*norm*", "enc*", "*.W", "x")]
+    [True, True, True, False]
+    """
+    text = pattern.lower()
+    core = text.strip("*")
+    if re.search(r"[*?\[]", core) or not core:
+        return compile_pattern(text).match
+    head, tail = text.startswith("*"), text.endswith("*")
+    if head and tail:
+        # A leading "*." matches at the top level too.
+        if text.startswith("*.") and not text.startswith("**"):
+            top = core[1:]
+            return lambda path: core in path or path.startswith(top)
+        return lambda path: core in path
+    if head:
+        if core.startswith(".") and not text.startswith("**"):
+            top = core[1:]
+            return lambda path: path.endswith(core) or path == top
+        return lambda path: path.endswith(core)
+    if tail:
+        return lambda path: path.startswith(core)
+    return lambda path: path == core
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A target for every leaf whose path matches.
@@ -170,7 +198,7 @@ class Rule:
         """Whether the leaf at ``path`` is meant."""
         if isinstance(self.pattern, tuple):
             return self.pattern == path
-        return compile_pattern(self.pattern).match(dotted(path)) is not None
+        return bool(predicate(self.pattern)(dotted(path).lower()))
 
 
 def rules_of(rules: Any) -> tuple[Rule, ...]:
@@ -188,29 +216,25 @@ def rules_of(rules: Any) -> tuple[Rule, ...]:
 class RuleSet:
     """Rules in order, matched fast, that remember which of them ever matched."""
 
-    __slots__ = ("_any", "_compiled", "_exact", "hits", "rules")
+    __slots__ = ("_exact", "_tests", "hits", "rules")
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
         self.hits = [0] * len(self.rules)
-        self._compiled: list[tuple[int, re.Pattern[str]]] = []
+        self._tests: list[tuple[int, Callable[[str], Any]]] = []
         self._exact: dict[Path, list[int]] = {}
         for index, rule in enumerate(self.rules):
             if isinstance(rule.pattern, tuple):
                 self._exact.setdefault(rule.pattern, []).append(index)
             else:
-                self._compiled.append((index, compile_pattern(rule.pattern)))
-        # One search tells for most leaves that none of the patterns match.
-        joined = "|".join(f"(?:{regex.pattern})" for _, regex in self._compiled)
-        self._any = re.compile(joined, re.IGNORECASE) if len(self._compiled) > 1 else None
+                self._tests.append((index, predicate(rule.pattern)))
 
     def matching(self, path: Path) -> list[Rule]:
         """The rules that match a path, the last one (the strongest) first."""
         found = list(self._exact.get(path, ())) if self._exact else []
-        if self._compiled:
-            text = dotted(path)
-            if self._any is None or self._any.match(text):
-                found += [index for index, regex in self._compiled if regex.match(text)]
+        if self._tests:
+            text = dotted(path).lower()
+            found += [index for index, test in self._tests if test(text)]
         if not found:
             return []
         found.sort(reverse=True)
