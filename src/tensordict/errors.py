@@ -27,6 +27,10 @@ class LockedError(TensorDictError, RuntimeError):
         super().__init__(message)
 
 
+class StateError(TensorDictError, RuntimeError):
+    """Something cannot be done to a tensordict in the state it is in."""
+
+
 class BatchSizeError(TensorDictError, RuntimeError):
     """A shape does not start with the batch size it has to start with."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import TensorDictError
+from ..errors import StateError
 
 if TYPE_CHECKING:
     from .node import Node
@@ -90,7 +90,7 @@ def leave(result: Node, failed: bool = False) -> None:
         return
     source = None if undo.source is None else undo.source()
     if source is None and undo.source is not None:
-        raise TensorDictError(
+        raise StateError(
             "Cannot write the block back: the tensordict it came from is gone. "
             "Keep a reference to it while the block runs."
         )

@@ -16,7 +16,7 @@ from ..core.sizes import as_size, common_prefix, wrap_dim
 from ..core.structural import DimNames
 from ..core.traverse import leaves, map_entries, nodes_with_path, rekey
 from ..core.undo import remember
-from ..errors import BatchSizeError, EntryTypeError, TensorDictError
+from ..errors import BatchSizeError, EntryTypeError, StateError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -127,7 +127,7 @@ class MetadataMethods(Node):
             devices = {member._device for member in members or ()}
             if len(devices) > 1:
                 names = " and ".join(sorted(str(device) for device in devices))
-                raise TensorDictError(
+                raise StateError(
                     f"devices differ, got {names}: the members of this lazy stack are not on one "
                     f"device. Ask its members."
                 )
@@ -135,7 +135,7 @@ class MetadataMethods(Node):
 
     @device.setter
     def device(self, value: Any) -> None:
-        raise TensorDictError(
+        raise StateError(
             "device cannot be set using tensordict.device = device, because device cannot be updated "
             "in-place. To update the tensordict device, use tensordict.to(new_device), "
             "auto_device_() or clear_device_()."
@@ -192,7 +192,7 @@ class MetadataMethods(Node):
         wanted = _expand_ellipsis(names, self.names)
         for old, new in zip(self.names, wanted):
             if old is not None and new != old:
-                raise TensorDictError(
+                raise StateError(
                     f"refine_names: cannot coerce TensorDict names {self.names} with {wanted}."
                 )
         self.names = wanted
