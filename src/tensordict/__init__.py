@@ -14,6 +14,7 @@ from .ops.keys import default_is_leaf, is_leaf_nontensor
 from .ops.packing import PackLayout
 from .ops.padding import pad, pad_sequence
 from .placement.attrs import TensorAttrs
+from .storage.named import from_safetensors, to_safetensors
 from .tensorclass import TensorClass, is_tensorclass
 from .typed.tensorclass import tensorclass  # takes the name of the module just imported
 
@@ -34,6 +35,7 @@ __all__ = [
     "TensorDictParams",
     "cat",
     "default_is_leaf",
+    "from_safetensors",
     "is_leaf_nontensor",
     "is_tensor_collection",
     "is_tensorclass",
@@ -43,6 +45,7 @@ __all__ = [
     "pad_sequence",
     "stack",
     "tensorclass",
+    "to_safetensors",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",
