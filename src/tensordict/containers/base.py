@@ -11,7 +11,7 @@ from ..modules.methods import ModuleMethods
 from ..ops.apply import ApplyMethods
 from ..ops.autograd import AutogradMethods
 from ..ops.compare import CompareMethods
-from ..ops.convert import ConvertMethods
+from ..ops.convert_methods import ConversionMethods
 from ..ops.dispatch import DispatchMethods
 from ..ops.display import DisplayMethods
 from ..ops.mapping import MappingMethods
@@ -35,7 +35,7 @@ class NodeMethods(
     CompareMethods,
     ReductionMethods,
     AutogradMethods,
-    ConvertMethods,
+    ConversionMethods,
     DisplayMethods,
     ModuleMethods,
     DispatchMethods,

@@ -309,7 +309,8 @@ EMPTY_SHAPE = Size([])
 def _from_numpy(value: Any) -> Tensor:
     if isinstance(value, np.generic):
         return torch.as_tensor(value)
-    if any(stride < 0 for stride in value.strides) or not value.dtype.isnative:
+    strides_fit = all(s >= 0 and s % value.itemsize == 0 for s in value.strides)
+    if not strides_fit or not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="), copy=True, order="C")
     if not value.flags.writeable:
         value = value.copy()  # a tensor over it could write to it

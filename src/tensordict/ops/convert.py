@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -129,6 +129,16 @@ class ConvertMethods(Node):
         torch.Size([3, 4])
         """
         return from_dict(cls, input_dict, auto_batch_size, batch_size, device, batch_dims, names)
+
+    @classmethod
+    def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> Any:
+        """A tensordict of one value under each key.
+
+        >>> from tensordict import TensorDict
+        >>> TensorDict.fromkeys(["a", ("n", "b")], 1)["n", "b"]
+        tensor(1)
+        """
+        return dense_class(cls)(dict.fromkeys(keys, value))
 
     def from_dict_instance(
         self,

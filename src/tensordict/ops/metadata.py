@@ -11,6 +11,7 @@ from torch import Size
 from .._typing import NO_DEFAULT
 from ..core import lock as locking
 from ..core.devices import as_device
+from ..core.leaf import NonTensorData
 from ..core.node import KEEP, Node
 from ..core.sizes import as_size, common_prefix, wrap_dim
 from ..core.structural import DimNames
@@ -360,8 +361,7 @@ def _fit_batch(node: Any, limit: int | None, keep: bool) -> None:
     if members is None:
         for child in node._children():
             _fit_batch(child, None, keep)
-        shapes = (e._batch_size if isinstance(e, Node) else e.shape for _, e in node._items())
-        size = common_prefix(shapes, limit)
+        size = common_prefix(_fixed_shapes(node), limit)
     else:
         dim = node.stack_dim
         for member in members:
@@ -372,8 +372,23 @@ def _fit_batch(node: Any, limit: int | None, keep: bool) -> None:
         size = Size([*inner[:dim], len(members), *inner[dim:]])
     if keep and own and size[: len(own)] == own:
         return
+    if len(own) != len(size):
+        node._dim_names = None
+    if members is None:
+        _set_batch(node, size)
     node._batch_size = size
-    node._dim_names = None if len(own) != len(size) else node._dim_names
+
+
+def _fixed_shapes(node: Node) -> list[Size]:
+    """The shapes of the entries; not of values and empty nodes, which fit a batch of any size."""
+    out = []
+    for _, entry in node._items():
+        if isinstance(entry, Node):
+            if _fixed_shapes(entry):
+                out.append(entry._batch_size)
+        elif not isinstance(entry, NonTensorData):
+            out.append(entry.shape)
+    return out
 
 
 def _set_names(node: Any, names: DimNames | None) -> None:
