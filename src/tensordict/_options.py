@@ -58,3 +58,63 @@ class set_option:
                 return fn(*args, **kwargs)
 
         return wrapped  # type: ignore[return-value]
+
+
+def set_capture_non_tensor_stack(mode: bool) -> set_option:
+    """Whether a stack of equal non-tensor values is one value (by default one per row).
+
+    Acts as a context manager, as a decorator, or for good with ``.set()``.
+    """
+    return set_option("capture_non_tensor_stack", bool(mode))
+
+
+def capture_non_tensor_stack(allow_none: bool = False) -> bool:
+    """The present mode of `set_capture_non_tensor_stack`."""
+    return bool(option("capture_non_tensor_stack"))
+
+
+def set_list_to_stack(mode: bool) -> set_option:
+    """Whether a list that is written becomes one value per row (the default), or one value.
+
+    Acts as a context manager, as a decorator, or for good with ``.set()``.
+
+    >>> from tensordict import TensorDict
+    >>> with set_list_to_stack(False):
+    ...     TensorDict(a=["x", "y"]).get("a")
+    NonTensorData(data=['x', 'y'], batch_size=torch.Size([]), device=None)
+    """
+    return set_option("list_to_stack", bool(mode))
+
+
+def list_to_stack(allow_none: bool = False) -> bool:
+    """The present mode of `set_list_to_stack`."""
+    return bool(option("list_to_stack"))
+
+
+def set_lazy_legacy(mode: bool) -> set_option:
+    """Accepted for compatibility of calls; only False, the present behaviour, exists here.
+
+    Raises:
+        NotImplementedError: for True.
+    """
+    if mode:
+        raise NotImplementedError(
+            "Shape operations that stay lazy until they are read do not exist here: every operation "
+            "gives its result. Use set_lazy_legacy(False)."
+        )
+    return set_option("lazy_legacy", False)
+
+
+def lazy_legacy(allow_none: bool = False) -> bool:
+    """The present mode of `set_lazy_legacy`: False."""
+    return bool(option("lazy_legacy"))
+
+
+def set_get_defaults_to_none(set_to_none: bool = True) -> None:
+    """Whether ``get()`` of a missing key without a default is None (the default) or an error."""
+    set_option("get_defaults_to_none", bool(set_to_none)).set()
+
+
+def get_defaults_to_none(set_to_none: bool = True) -> bool:
+    """The present mode of `set_get_defaults_to_none`."""
+    return bool(option("get_defaults_to_none"))

@@ -7,7 +7,8 @@ rows about (indexing, stacking, permuting) moves the values with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Size, Tensor
 from .._options import option
 from ..errors import BatchSizeError, EntryTypeError, ShapeError
 from .devices import as_device
+from .linked import LinkedList
 from .registry import register_leaf
 from .sizes import EMPTY, as_size, insert, wrap_dim
 from .structural import DividingOp, StructuralOp
@@ -114,6 +116,54 @@ class NonTensorDataBase(Leaf):
     def __len__(self) -> int:
         return self._batch_size[0] if self._batch_size else 0
 
+    def __getitem__(self, index: Any) -> Any:
+        """The values of the rows that an index selects, as for a tensor of the batch shape."""
+        return self._arranged(lambda rows: rows[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._batch_size:
+            raise EntryTypeError(
+                "Cannot iterate over non-tensor data without a batch dimension. Read its value."
+            )
+        return iter([self[i] for i in range(len(self))])
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """The rows along a batch dimension."""
+        dim = wrap_dim(dim, self.ndim)
+        return tuple(
+            [self._arranged(lambda r, i=i: r.select(dim, i)) for i in range(self._batch_size[dim])]  # type: ignore[misc]
+        )
+
+    def view(self, *shape: Any) -> Any:
+        """The values in another batch shape."""
+        return self._arranged(lambda rows: rows.reshape(*shape))
+
+    reshape = view
+
+    def expand(self, *shape: Any) -> Any:
+        """The values repeated along batch dimensions of size 1 or new ones in front."""
+        return self._arranged(lambda rows: rows.expand(*shape))
+
+    def unsqueeze(self, dim: int) -> Any:
+        """A batch dimension of size 1 before ``dim``."""
+        return self._arranged(lambda rows: rows.unsqueeze(dim))
+
+    def squeeze(self, *dim: Any) -> Any:
+        """Without batch dimensions of size 1."""
+        return self._arranged(lambda rows: rows.squeeze(*dim))
+
+    def permute(self, *dims: Any) -> Any:
+        """The batch dimensions in another order."""
+        return self._arranged(lambda rows: rows.permute(*dims))
+
+    def _arranged(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        """The values arranged as ``fn`` arranges a tensor of row numbers."""
+        raise NotImplementedError
+
+    def maybe_to_stack(self) -> NonTensorStack:
+        """One value per row, if there is a batch."""
+        return NonTensorStack._new(self._rows(), self._device)
+
     def __eq__(self, other: object) -> Any:
         if isinstance(other, NonTensorDataBase):
             return compare(self, other)
@@ -175,6 +225,10 @@ class NonTensorData(NonTensorDataBase):
 
     def _with(self, batch_size: Size, device: torch.device | None) -> NonTensorData:
         return self._new(self._data, batch_size, device)
+
+    def _arranged(self, fn: Callable[[Tensor], Tensor]) -> NonTensorData:
+        rows = torch.zeros((), dtype=torch.bool).expand(self._batch_size)
+        return self._new(self._data, fn(rows).shape, self._device)
 
     @classmethod
     def _stack(cls, leaves: Sequence[Any], dim: int) -> Leaf:
@@ -296,10 +350,20 @@ class NonTensorStack(NonTensorDataBase):
         return cls._new(non_tensor._rows(), non_tensor._device)
 
     def _value(self) -> Any:
-        return self.tolist()
+        return LinkedList._of(self) if self._batch_size else self._values[()]
 
     def _rows(self) -> np.ndarray:
         return self._values
+
+    def _set_row(self, at: tuple[int, ...], value: Any) -> None:
+        """Set the rows under a position: one value, or (nested) lists of the shape left."""
+        if not self._values.flags.writeable:  # an expanded stack: rows share a place
+            self._values = self._values.copy()
+        left = self._values.ndim - len(at)
+        if left:
+            self._values[at] = NonTensorStack.from_list(value, left)._values
+        else:
+            self._values[at] = value
 
     def _restructure(self, op: StructuralOp) -> NonTensorDataBase:
         if not op.moves_rows:
@@ -309,6 +373,9 @@ class NonTensorStack(NonTensorDataBase):
 
     def _divide(self, op: DividingOp) -> list[NonTensorDataBase]:
         return [self._taken(rows) for rows in op.leaf(self._numbers())]
+
+    def _arranged(self, fn: Callable[[Tensor], Tensor]) -> NonTensorDataBase:
+        return self._taken(fn(self._numbers()))
 
     def _numbers(self) -> Tensor:
         return torch.arange(self._values.size).view(self._batch_size)
@@ -357,6 +424,15 @@ class NonTensorStack(NonTensorDataBase):
         return NonTensorStack._new, (self._values, self._device)
 
 
+def is_non_tensor(data: Any) -> bool:
+    """Whether an object is non-tensor data: the wrapper of a value or of one value per row.
+
+    >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
+    (True, False)
+    """
+    return isinstance(data, NonTensorDataBase)
+
+
 def join(leaves: Sequence[Leaf], dim: int, *, new_dim: bool) -> Leaf:
     """Stack (``new_dim``) or concatenate leaves that are not tensors.
 
@@ -385,11 +461,19 @@ def same(a: Any, b: Any) -> bool:
         return False
     try:
         if isinstance(a, Tensor):
-            return torch.equal(a, b)
+            return a.dtype is b.dtype and a.device == b.device and torch.equal(a, b)
         if isinstance(a, np.ndarray):
-            return a.shape == b.shape and bool(np.all(a == b))
-        return bool(a == b)
-    except Exception:  # an __eq__ that raises or answers with an array: not known to be equal
+            return a.dtype == b.dtype and a.shape == b.shape and bool(np.all(a == b))
+        if isinstance(a, float):  # 0.0 and -0.0 are equal and not the same
+            return a == b and math.copysign(1.0, a) == math.copysign(1.0, b)
+        if type(a) in (list, tuple):
+            return len(a) == len(b) and all(map(same, a, b))
+        if type(a) is dict:
+            return len(a) == len(b) and all(
+                same(k, j) and same(v, w) for (k, v), (j, w) in zip(a.items(), b.items())
+            )
+        return (a == b) is True
+    except Exception:  # an __eq__ that raises: not known to be equal
         return False
 
 
