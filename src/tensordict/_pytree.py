@@ -125,7 +125,7 @@ def _fitted_leaf(leaf: Leaf, batch: Size) -> Leaf:
     if leaf._batch_size[: len(batch)] == batch:
         return leaf
     # One value per row, and other rows than before: the rows can only be kept as a value.
-    return NonTensorData._new(leaf._value(), batch, leaf._device)
+    return NonTensorData._new(leaf._plain(), batch, leaf._device)
 
 
 def _batch_after(values: Sequence[Any], context: Context) -> tuple[Size, DimNames | None]:

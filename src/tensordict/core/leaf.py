@@ -73,6 +73,10 @@ class Leaf:
         """What ``td[key]`` returns."""
         raise NotImplementedError
 
+    def _plain(self) -> Any:
+        """The value in plain Python containers, for conversions."""
+        return self._value()
+
     def _restructure(self, op: StructuralOp) -> Leaf:
         """The leaf after a shape or index operation."""
         raise NotImplementedError
@@ -354,6 +358,9 @@ class NonTensorStack(NonTensorDataBase):
 
     def _rows(self) -> np.ndarray:
         return self._values
+
+    def _plain(self) -> Any:
+        return self.tolist()
 
     def _set_row(self, at: tuple[int, ...], value: Any) -> None:
         """Set the rows under a position: one value, or (nested) lists of the shape left."""

@@ -44,7 +44,7 @@ def make_state_dict(
                 "batch_size": entry._batch_size,
                 "device": entry._device,
                 "_type": type(entry).__name__,
-                "_non_tensor": {"data": entry._value()},
+                "_non_tensor": {"data": entry._plain()},
             }
     return out
 

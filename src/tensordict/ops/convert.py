@@ -85,7 +85,7 @@ def to_dict(node: Node, retain_none: bool, convert_tensors: bool, tolist_first: 
     def on_entry(entry: Any) -> Any:
         if isinstance(entry, Tensor):
             return entry.tolist() if convert_tensors else entry
-        return entry._value()
+        return entry._plain()
 
     def on_node(below: Any, values: dict[str, Any]) -> Any:
         if tolist_first and below is not node and below._batch_size:
