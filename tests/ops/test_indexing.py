@@ -8,76 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import check_batch_op, gate, slow, trees
+from strategies import check_batch_op, gate, indices, slow, trees
 from tensordict import NonTensorStack, TensorDict
-
-
-@st.composite
-def indices(draw, batch):
-    """A valid index on a batch shape: (as a user may write it, as torch reads it)."""
-    shape = draw(st.sampled_from([(), (2,), (1,), (0,), (2, 2)]))  # of all index tensors in it
-    items, plain = [], []
-    dim = 0
-    advanced = False
-    while dim < len(batch):
-        n = batch[dim]
-        kinds = ["slice", "full", "none", "stop"] + ["int", "tensor", "mask", "long mask"] * (n > 0)
-        kind = draw(st.sampled_from(kinds))
-        if kind == "stop":
-            break
-        if kind == "none":
-            items.append(None)
-            plain.append(None)
-            continue
-        if kind == "int":
-            i = draw(st.integers(-n, n - 1))
-            items.append(draw(st.sampled_from([i, np.int64(i), torch.tensor(i)])))
-            plain.append(i)
-            dim += 1
-        elif kind in ("slice", "full"):
-            s = slice(None)
-            if kind == "slice":
-                bound = st.none() | st.integers(-n - 1, n + 1)
-                s = slice(draw(bound), draw(bound), draw(st.sampled_from([None, 1, 2])))
-            items.append(s)
-            plain.append(s)
-            dim += 1
-        elif kind == "tensor":
-            count = int(np.prod(shape, dtype=int))
-            flat = [draw(st.integers(-n, n - 1)) for _ in range(count)]
-            rows = torch.tensor(flat, dtype=torch.int64).view(shape)
-            items.append(draw(st.sampled_from(forms(rows))))
-            plain.append(rows)
-            dim += 1
-            advanced = True
-        else:
-            k = 1 if kind == "mask" else min(2, len(batch) - dim)
-            sizes = batch[dim : dim + k]
-            count = int(np.prod(sizes, dtype=int))
-            mask = torch.tensor([draw(st.booleans()) for _ in range(count)], dtype=torch.bool)
-            mask = mask.view(sizes)
-            if advanced or int(mask.sum()) not in (1, int(np.prod(shape, dtype=int))):
-                continue  # would not broadcast with the index tensors
-            items.append(draw(st.sampled_from([mask, mask.numpy(), mask.tolist()])))
-            plain.append(mask)
-            dim += k
-    if draw(st.booleans()) and dim < len(batch):
-        at = draw(st.sampled_from([0, len(items)]))
-        items.insert(at, ...)
-        plain.insert(at, ...)
-    if len(items) == 1 and draw(st.booleans()):
-        return items[0], plain[0]
-    return tuple(items), tuple(plain)
-
-
-def forms(rows):
-    """The ways to write the same positions."""
-    out = [rows, rows.to(torch.int32), rows.numpy()]
-    if rows.numel() or rows.ndim == 1:
-        out.append(rows.tolist() if rows.ndim else rows)
-    if rows.ndim == 1:
-        out.append(tuple(rows.tolist()) if rows.numel() else rows)
-    return out
 
 
 def check(td, data):

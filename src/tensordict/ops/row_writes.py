@@ -14,7 +14,7 @@ from .._typing import NestedKey, Path
 from ..core import write
 from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase, NonTensorStack, same
 from ..core.node import Entry, Node
-from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
+from ..errors import BatchSizeError, EntryTypeError, LockedError, MissingKeyError, ShapeError
 from .indexing import Index, Select, normal, read_rows
 from .shape import Expand
 
@@ -268,10 +268,11 @@ class RowWrites:
             self.tree(child, item, path)
             self.stores.append((node, name, child))
             return
-        part = node._child()._like({}, self.out, None)
+        n = op.ndim
+        part = node._child()._like({}, self.out + batch[n:], None)
         entry = write.entry_of(part, item, path)
         if isinstance(entry, Tensor):
-            whole = entry.new_zeros(batch + entry.shape[len(self.out) :])
+            whole = entry.new_zeros(batch[:n] + entry.shape[len(self.out) :])
             value = entry if self.take is None else entry[self.take]
             self.copies.append((whole, op, value))
             self.stores.append((node, name, whole))
@@ -392,7 +393,9 @@ def _check_target(op: Index, target: Tensor, path: Path) -> None:
             f"Write under torch.no_grad()."
         )
     if target.is_nested:
-        raise ShapeError(f"Cannot write into rows of the nested tensor {short(path)!r}: set() it.")
+        raise ShapeError(
+            f"Cannot write into rows of {short(path)!r}: it is a nested tensor. Replace it."
+        )
     # An expanded tensor holds one element at several places: at most one of them may be written.
     if not target.is_contiguous() and 0 in target.stride() and target.numel() > 1:
         view = target if any(isinstance(part, Tensor) for part in op.parts) else target[op.parts]
@@ -410,8 +413,14 @@ def _only(source: Any, keys: Iterable[NestedKey]) -> dict[Path, Any]:
         if isinstance(source, Node):
             out[path] = write.require(source, path)
         else:
-            item = source
-            for name in path:
-                item = item[name]
-            out[path] = item
+            out[path] = _item(source, path)
     return out
+
+
+def _item(source: Mapping[Any, Any], path: Path) -> Any:
+    item: Any = source
+    for i, name in enumerate(path):
+        if not isinstance(item, Mapping) or name not in item:
+            raise MissingKeyError(f"key {short(path[: i + 1])!r} not found in the values to write.")
+        item = item[name]
+    return item
