@@ -196,7 +196,7 @@ MALFORMED = {
     "list of objects": (make, [object()], IndexError, "expected integers or booleans"),
     "ragged list": (make, [[0, 1], [0]], IndexError, "expected integers or booleans"),
     "array of text": (make, np.array(["a"]), IndexError, "expected integers or booleans"),
-    "key and row": (make, ("a", 0), IndexError, "'a' of type str"),
+    "row and key": (make, (0, "a"), IndexError, "'a' of type str"),
     "two ellipses": (make, (..., ...), IndexError, "single ellipsis"),
     "negative step": (make, slice(None, None, -1), ValueError, "greater than zero"),
     "step of zero": (make, slice(None, None, 0), ValueError, "greater than zero"),
