@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .exchange import DoubleBuffer, reshard
 from .fanout import all_to_all, gather, gather_and_stack, scatter
 from .methods import DistributedMethods
 from .p2p import Options, irecv, isend, recv, send, sendrecv
@@ -14,6 +15,7 @@ from .wire import Limits
 __all__ = [
     "Capabilities",
     "DistributedMethods",
+    "DoubleBuffer",
     "Limits",
     "Options",
     "Pending",
@@ -32,6 +34,7 @@ __all__ = [
     "irecv",
     "isend",
     "recv",
+    "reshard",
     "send",
     "sendrecv",
     "use_side_group",

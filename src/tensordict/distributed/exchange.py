@@ -1,0 +1,454 @@
+"""Running a `ReshardPlan` between ranks.
+
+    every rank checks what it has            -> agreement on the plan and on being ready
+    messages of the plan, in its order       -> no word about them is needed
+    digests of the messages, with verify     -> agreement that all arrived
+    results are handed out, or copied into ``out``
+
+Nothing is written to ``out`` before all ranks are through, unless ``partial`` allows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from ..errors import LayoutError, PlanMismatch, TransferError, table_of
+from ..placement.layout import Layout
+from ..placement.models import local_tensor, tensors_of
+from ..placement.names import dtype_name
+from ..placement.reshard import ReshardPlan
+from ..placement.reshard_program import Message
+from ..storage.named import tree_of
+from .consensus import Consensus, Report
+from .pending import Pending
+from .resharding import Workspace
+from .transport import TorchTransport, Transport, Work, group_rank
+
+# Tags far from those that `init_tag` of other exchanges reaches; three for each reshard.
+_FIRST_TAG = 1 << 27
+_N_TURNS = 1 << 16
+
+
+class RunOptions(TypedDict, total=False):
+    """How to run a plan.
+
+    Attributes:
+        partial: Write to ``out`` as bytes arrive.  Needs no second copy of it; after an error it
+            is partly new, and the error says which tensors may be.
+        verify: Compare a digest of every message (CPU tensors).
+        timeout: Seconds to wait for one message; the group's own timeout by default.
+        device: Where new tensors are made; by default where the others are.
+        loader: Called with name and tensor of each result, in the order of the plan, once all
+            ranks are through: for engines that put weights in their places themselves.
+        transport: What to send with instead of a process group.
+    """
+
+    partial: bool
+    verify: bool
+    timeout: float | None
+    device: torch.device
+    loader: Callable[[str, Tensor], Any]
+    transport: Transport
+
+
+def reshard(
+    td: Any, plan: ReshardPlan, *, group: Any = None, out: Any = None, **options: Any
+) -> Pending[Any]:
+    """Move the tensors of the source ranks to where the plan wants them.
+
+    Every rank of the plan calls it, in the same order relative to other reshards of the group.
+    Ranks of the group that are not in the plan may call it, and get ``None``.
+
+    Args:
+        td: What this rank holds, by the names of the plan: a tensordict, a mapping or a module;
+            local tensors or DTensors.  ``None`` on a rank that only receives.
+        plan: The same plan on every rank.
+        group: A process group; its ranks are those of the plan.
+        out: Tensors to write into, as ``td``: live parameters, say.  New ones by default.
+        **options: Fields of `RunOptions`: ``partial``, ``verify``, ``timeout``, ``device``,
+            ``loader``, ``transport``.
+
+    Returns:
+        A handle; its result is a tensordict of this rank's local tensors (``out`` where given),
+        or ``None`` on a rank that receives nothing.
+
+    Raises:
+        PlanMismatch: (when the handle is waited for, like all errors, on every rank) plans
+            differ, or do not fit what some rank has: lists everything, before the first byte.
+        PeerLost, TransferTimeout: a rank died or said nothing; ``out`` is as it was.
+
+    >>> import torch
+    >>> from tensordict.distributed.testing import LoopbackGroup
+    >>> from tensordict.placement import Layout, Placement, plan_reshard
+    >>> rows = Layout.from_placements([4], [2], [Placement("shard", 0)])
+    >>> plan = plan_reshard({"w": rows}, {"w": Layout.replicated([4], [0, 1])})
+    >>> def main(transport):
+    ...     mine = {"w": torch.arange(2.0) + 2 * transport.rank}
+    ...     return reshard(mine, plan, transport=transport).wait()["w"].tolist()
+    >>> LoopbackGroup(2).run(main)
+    [[0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]
+    """
+    known = set(RunOptions.__annotations__)
+    if not set(options) <= known:
+        raise TypeError(f"Cannot reshard with {sorted(set(options) - known)}. Expected {known}.")
+    transport = options.get("transport") or TorchTransport.of(group)
+    members = _members(plan, transport, group)
+    tag = _next_tag(transport)
+    me = next((rank for rank, local in members.items() if local == transport.rank), None)
+    if me is None:
+        return Pending(lambda: None, "reshard of other ranks")
+    run = _Run(plan, me, members, transport, tag, options)
+    return Pending(lambda: run.do(td, out), f"reshard on rank {me}")
+
+
+def _members(plan: ReshardPlan, transport: Transport, group: Any) -> dict[int, int]:
+    """Ranks of the plan and of the group.
+
+    Raises:
+        LayoutError: lists those that are not in the group; on every rank alike.
+    """
+    out: dict[int, int] = {}
+    outside = []
+    for rank in plan.ranks:
+        local = _local_rank(transport, group, rank)
+        if local is None:
+            outside.append((f"rank {rank}", f"not one of the {transport.size} of the group"))
+        else:
+            out[rank] = local
+    if outside:
+        raise LayoutError(table_of("Cannot reshard: ranks of the plan are missing.", outside))
+    return out
+
+
+def _local_rank(transport: Transport, group: Any, rank: int) -> int | None:
+    try:
+        return group_rank(transport, group, rank, None)
+    except ValueError:
+        return None
+
+
+_turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _next_tag(transport: Any) -> int:
+    """The first of three tags for the next reshard: the same on all ranks."""
+    while hasattr(transport, "inner"):
+        transport = transport.inner
+    turns = _turns.get(transport)
+    if turns is None:
+        turns = _turns[transport] = itertools.count()
+    return int(_FIRST_TAG + 3 * (next(turns) % _N_TURNS))
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A message under way."""
+
+    message: Message
+    data: Tensor
+    work: Work
+    arrived: Callable[[], None] | None
+
+
+@dataclass(slots=True)
+class _Run:
+    """One rank's part in one reshard."""
+
+    plan: ReshardPlan
+    rank: int
+    members: Mapping[int, int]
+    transport: Transport
+    tag: int
+    options: Any
+    report: Report = field(init=False)
+    lost: set[int] = field(default_factory=set)
+    digests: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
+    unfinished: list[Message] = field(default_factory=list)
+
+    def do(self, td: Any, out: Any) -> Any:
+        """Run the plan; the result of the handle."""
+        self.report = Report(bytes.fromhex(self.plan.hash))
+        space: Workspace | None = None
+        targets: dict[str, Tensor] = {}
+        try:
+            sources, targets, problems = self._check(td, out)
+            self.report.rows += problems
+            self.report.kind = PlanMismatch
+            if not problems:
+                space = self._workspace(sources, targets)
+        except Exception as error:  # the others must hear of it
+            self.report.note(error, "preparing")
+        self._agree("Cannot reshard: the ranks do not agree.")
+        assert space is not None
+        self.report = Report(bytes(16))
+        try:
+            self._exchange(space)
+        except Exception as error:
+            self.report.note(error, "payload")
+        try:
+            self._agree("Cannot reshard: the exchange failed.")
+        except TransferError as error:
+            raise self._told(error, space) from None
+        return self._commit(space, targets, out)
+
+    def _workspace(self, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Workspace:
+        partial = self.options.get("partial", False)
+        device = self.options.get("device")
+        if device is None:
+            near = next(iter((*targets.values(), *sources.values())), None)
+            device = torch.device("cpu") if near is None else near.device
+        if device.type not in self.transport.capabilities.devices:
+            device = torch.device("cpu")
+        return Workspace(self.plan, self.rank, sources, targets if partial else {}, device)
+
+    # --- before -----------------------------------------------------------------------
+
+    def _check(
+        self, td: Any, out: Any
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, str]]]:
+        """Local tensors of both sides, and all that does not fit the plan."""
+        problems: list[tuple[str, str]] = []
+        needed = {name: x for name, x in self.plan.src.items() if self.rank in x.ranks}
+        sources = self._fitting(tensors_of(td), needed, "the source", problems)
+        targets: dict[str, Tensor] = {}
+        if out is not None:
+            wanted = {name: x for name, x in self.plan.dst.items() if self.rank in x.ranks}
+            targets = self._fitting(tensors_of(out), wanted, "out", problems)
+            if self.options.get("partial"):
+                problems += _shared(sources, targets)
+        return sources, targets, problems
+
+    def _fitting(
+        self,
+        tensors: Mapping[str, Tensor],
+        layouts: Mapping[str, Layout],
+        where: str,
+        problems: list[tuple[str, str]],
+    ) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, layout in layouts.items():
+            tensor = tensors.get(name)
+            if tensor is None:
+                problems.append((name, f"missing in {where}"))
+                continue
+            local = found[name] = local_tensor(tensor)
+            shape = layout.local_shape(self.rank)
+            if tuple(local.shape) != shape:
+                text = f"local shape {list(shape)} in the plan, {list(local.shape)} in {where}"
+                problems.append((name, text))
+            if local.dtype is not layout.dtype and layout.dtype is not None:
+                text = (
+                    f"{dtype_name(layout.dtype)} in the plan, {dtype_name(local.dtype)} in {where}"
+                )
+                problems.append((name, text))
+            if local.layout is not torch.strided:
+                problems.append((name, f"a tensor of layout {local.layout} in {where}"))
+        return found
+
+    # --- payload ----------------------------------------------------------------------
+
+    def _exchange(self, space: Workspace) -> None:
+        for stage in (0, 1):
+            messages = [m for m in space.program.messages if m.stage == stage]
+            if self.plan.options.max_staging_bytes is None:
+                # Receives first, so that no sender waits for one.
+                messages.sort(key=lambda message: message.src == self.rank)
+            self._move(space, messages, space.copy_local if stage == 0 else None)
+        if self.options.get("verify"):
+            self._verify()
+        space.reduce()
+
+    def _move(
+        self, space: Workspace, messages: list[Message], meanwhile: Callable[[], None] | None
+    ) -> None:
+        limit = self.plan.options.max_staging_bytes
+        under_way: deque[_Flight] = deque()
+        nbytes = 0
+        for message in messages:
+            while limit and under_way and nbytes + message.nbytes > limit:
+                nbytes -= under_way[0].message.nbytes
+                self._finish(under_way.popleft())
+            flight = self._start(space, message)
+            if flight is not None:
+                under_way.append(flight)
+                nbytes += message.nbytes
+        if meanwhile is not None:
+            meanwhile()
+        while under_way:
+            self._finish(under_way.popleft())
+
+    def _start(self, space: Workspace, message: Message) -> _Flight | None:
+        peer = message.dst if message.src == self.rank else message.src
+        if peer in self.lost:
+            self.unfinished.append(message)
+            return None
+        arrived = None
+        try:
+            if message.src == self.rank:
+                data = space.outgoing(message)
+                self._note(message, data)
+                work = self.transport.isend(data, self.members[peer], self.tag)
+            else:
+                data, arrived = space.incoming(message)
+                work = self.transport.irecv(data, self.members[peer], self.tag)
+        except TransferError as error:
+            self._failed(message, peer, error)
+            return None
+        return _Flight(message, data, work, arrived)
+
+    def _finish(self, flight: _Flight) -> None:
+        message = flight.message
+        peer = message.dst if message.src == self.rank else message.src
+        try:
+            flight.work.wait(self.options.get("timeout"))
+        except TransferError as error:
+            self._failed(message, peer, error)
+            return
+        if message.dst == self.rank:
+            self._note(message, flight.data)
+            if flight.arrived is not None:
+                flight.arrived()
+
+    def _failed(self, message: Message, peer: int, error: TransferError) -> None:
+        """Go on with the other peers: they wait for this rank."""
+        self.unfinished.append(message)
+        if peer not in self.lost:
+            self.lost.add(peer)
+            name = self.transport.name_of(self.members[peer])
+            self.report.note(error, f"payload with {name}")
+
+    # --- verification -------------------------------------------------------------------
+
+    def _note(self, message: Message, data: Tensor) -> None:
+        if self.options.get("verify"):
+            digest = hashlib.blake2b(data.cpu().numpy().data, digest_size=16).digest()
+            self.digests.setdefault((message.src, message.dst), []).append(digest)
+
+    def _verify(self) -> None:
+        """Compare the digests of all messages of each pair, in order."""
+        pairs = sorted(pair for pair in self.digests if not set(pair) & self.lost)
+        works: list[tuple[tuple[int, int], bytes, Tensor, Work]] = []
+        for pair in pairs:
+            mine = b"".join(self.digests[pair])
+            data = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+            if pair[0] == self.rank:
+                work = self.transport.isend(data, self.members[pair[1]], self.tag + 2, control=True)
+            else:
+                data = torch.empty_like(data)
+                work = self.transport.irecv(data, self.members[pair[0]], self.tag + 2, control=True)
+            works.append((pair, mine, data, work))
+        for pair, mine, data, work in works:
+            work.wait(self.options.get("timeout"))
+            if pair[1] == self.rank and data.numpy().tobytes() != mine:
+                error = TransferError(f"messages of rank {pair[0]} arrived with other bytes")
+                self.report.note(error, "verification")
+
+    # --- after --------------------------------------------------------------------------
+
+    def _agree(self, headline: str) -> None:
+        names = [self.transport.name_of(local) for local in self.members.values()]
+        Consensus(
+            self.transport,
+            list(self.members.values()),
+            names,
+            self.tag + 1,
+            self.options.get("timeout"),
+        ).agree(self.report, headline)
+
+    def _told(self, error: TransferError, space: Workspace) -> TransferError:
+        """The error with what it means for ``out``."""
+        if not self.options.get("partial"):
+            return error
+        slots = space.program.targets
+        names = {
+            slots[piece.cut.slot].name
+            for m in self.unfinished
+            if m.dst == self.rank
+            for piece in m.pieces
+        }
+        text = ", ".join(sorted(names)) or "none"
+        told = type(error)(f"{error}\nTensors of out that are not complete on this rank: {text}.")
+        told.incomplete = sorted(names)  # type: ignore[attr-defined]
+        return told
+
+    def _commit(self, space: Workspace, targets: Mapping[str, Tensor], out: Any) -> Any:
+        results = dict(space.results)
+        for name, other in self.plan.aliases.items():
+            if other in results:
+                results[name] = results[other]
+        # In the order of the plan, aliases among the others.
+        results = {name: results[name] for name in self.plan.dst if name in results}
+        if out is not None:
+            pairs = [
+                (targets[name], value)
+                for name, value in results.items()
+                if targets[name].data_ptr() != value.data_ptr() or not value.numel()
+            ]
+            if pairs:
+                with torch.no_grad():
+                    torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+        loader = self.options.get("loader")
+        if loader is not None:
+            for name, value in results.items():
+                loader(name, value)
+        if out is not None:
+            return out
+        return tree_of(results) if results else None
+
+
+def _shared(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """Targets whose memory is still to be read."""
+    memory = {x.untyped_storage().data_ptr(): name for name, x in sources.items() if x.numel()}
+    return [
+        (name, f"shares its memory with the source {memory[at]!r}: not with partial=True")
+        for name, x in targets.items()
+        if x.numel() and (at := x.untyped_storage().data_ptr()) in memory
+    ]
+
+
+class DoubleBuffer:
+    """Two sets of a rank's destination tensors: one in use, one to be written.
+
+    A rank that keeps serving reads ``front`` while ``reshard(..., out=buffer.back,
+    partial=True)`` runs, then calls `swap`.
+
+    Args:
+        plan: The plan.
+        rank: This rank.
+        device: Where the tensors are.
+
+    >>> from tensordict.placement import Layout, plan_reshard
+    >>> whole = Layout.replicated([2], [0])
+    >>> buffer = DoubleBuffer(plan_reshard({"w": whole}, {"w": whole}), 0)
+    >>> back = buffer.back
+    >>> buffer.swap() is back
+    True
+    """
+
+    def __init__(self, plan: ReshardPlan, rank: int, device: Any = "cpu") -> None:
+        def fresh() -> Any:
+            tensors: dict[str, Tensor] = {}
+            for name, layout in plan.dst.items():
+                if rank in layout.ranks and name not in plan.aliases:
+                    shape = layout.local_shape(rank)
+                    tensors[name] = torch.zeros(shape, dtype=layout.dtype, device=device)
+            for name, other in plan.aliases.items():
+                if other in tensors:
+                    tensors[name] = tensors[other]
+            return tree_of(tensors)
+
+        self.front, self.back = fresh(), fresh()
+
+    def swap(self) -> Any:
+        """Exchange the two; returns the one now in front."""
+        self.front, self.back = self.back, self.front
+        return self.front
