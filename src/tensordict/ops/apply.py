@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Size, Tensor
@@ -25,25 +25,40 @@ from .metadata import check_names
 from .operands import grouped, run_grouped
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 IsLeaf = Callable[[type], bool]
 
 
+class Options(TypedDict, total=False):
+    """The keyword arguments of `apply` that say what to call and what to make."""
+
+    default: Any
+    call_on_nested: bool
+    is_leaf: IsLeaf | None
+    num_threads: int
+    batch_size: Any
+    device: Any
+    names: Any
+    filter_empty: bool | None
+
+
 @dataclass(frozen=True)
 class Request:
-    """The options of one call of `apply`; each is what its argument of that name says."""
+    """The options of one call of `apply`; each is what its argument of that name says.
 
-    default: Any = NO_DEFAULT
-    call_on_nested: bool = False
-    is_leaf: IsLeaf | None = None
-    num_threads: int = 0
-    batch_size: Size | None = None
-    device: Any = KEEP
-    names: Any = KEEP
-    filter_empty: bool | None = None
-    # Whether the function gets the key: None no, False the name, True the whole key.
-    keys: bool | None = None
+    ``keys`` says whether the function gets the key: None no, False the name, True all of it.
+    """
+
+    default: Any
+    call_on_nested: bool
+    is_leaf: IsLeaf | None
+    num_threads: int
+    batch_size: Size | None
+    device: Any
+    names: Any
+    filter_empty: bool | None
+    keys: bool | None
 
     @property
     def only_tensors(self) -> bool:
@@ -59,9 +74,6 @@ class Request:
         return bool(self.is_leaf(type(entry)))
 
 
-_DEFAULT = Request()
-
-
 class ApplyMethods(Node):
     """`apply` and its kin, copies and fills."""
 
@@ -74,7 +86,7 @@ class ApplyMethods(Node):
         inplace: bool = False,
         out: Any = None,
         propagate_lock: bool = False,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> Any:
         """A tensordict of what ``fn`` makes of every leaf.
 
@@ -124,7 +136,7 @@ class ApplyMethods(Node):
         inplace: bool = False,
         out: Any = None,
         propagate_lock: bool = False,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> Any:
         """`apply` of a function that gets the key too: ``fn(key, leaf, *namesakes)``.
 
@@ -141,7 +153,7 @@ class ApplyMethods(Node):
         request = _request(keys=nested_keys, **options)
         return _run(self, fn, others, request, inplace, out, propagate_lock)
 
-    def apply_(self, fn: Callable[..., Any], *others: Any, **options: Any) -> Self:
+    def apply_(self, fn: Callable[..., Any], *others: Any, **options: Unpack[Options]) -> Self:
         """`apply` with the results written into the leaves; allowed when locked.
 
         >>> from tensordict import TensorDict
@@ -223,17 +235,34 @@ def _copy_each(node: Node, source: Node, non_blocking: bool) -> bool:
 
 
 def _request(
-    batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = NO_DEFAULT, **options: Any
+    default: Any = NO_DEFAULT,
+    call_on_nested: bool = False,
+    is_leaf: IsLeaf | None = None,
+    num_threads: int = 0,
+    batch_size: Any = None,
+    device: Any = NO_DEFAULT,
+    names: Any = NO_DEFAULT,
+    filter_empty: bool | None = None,
+    keys: bool | None = None,
 ) -> Request:
-    size = None if batch_size is None else as_size(batch_size)
-    if device is not NO_DEFAULT:
-        options["device"] = None if device is None else as_device(device)
-    if names is not NO_DEFAULT:
-        options["names"] = names
-    try:
-        return Request(batch_size=size, **options)
-    except TypeError as err:
-        raise EntryTypeError(f"apply() got an option that it does not have: {err}.") from None
+    if device is NO_DEFAULT:
+        device = KEEP
+    elif device is not None:
+        device = as_device(device)
+    return Request(
+        default,
+        call_on_nested,
+        is_leaf,
+        num_threads,
+        None if batch_size is None else as_size(batch_size),
+        device,
+        KEEP if names is NO_DEFAULT else names,
+        filter_empty,
+        keys,
+    )
+
+
+_DEFAULT = _request()
 
 
 def _run(

@@ -27,7 +27,18 @@ from .operands import (
     same_keys,
 )
 from .reductions import reduction, scan
-from .table import Binary, Comparison, Reduction, Row, Scan, Ternary, Unary, extra
+from .table import (
+    Binary,
+    Comparison,
+    Defaults,
+    Reduction,
+    Row,
+    Scan,
+    Ternary,
+    Unary,
+    defaults,
+    extra,
+)
 
 Method = Callable[..., Any]
 
@@ -83,12 +94,13 @@ def _documented(method: Method, row: Row, names: Sequence[str], text: str = "") 
 def _unary(row: Unary) -> dict[str, Method]:
     fn = getattr(torch, row.name)
     each = foreach(row)
+    params = defaults(row.params)
 
-    if row.params:
+    if params:
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             if args or kwargs:
-                given = extra(row.params, args, kwargs)
+                given = extra(params, args, kwargs)
                 return self._map(lambda x: fn(x, **given))
             return self._map(fn)
 
@@ -117,9 +129,10 @@ def _unary(row: Unary) -> dict[str, Method]:
 def _unary_inplace(row: Unary) -> Method:
     fn = getattr(Tensor, f"{row.name}_")
     each = None if row.params else foreach(row, inplace=True)
+    params = defaults(row.params)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = extra(row.params, args, kwargs) if args or kwargs else None
+        given = extra(params, args, kwargs) if args or kwargs else None
         write_each(self, fn, each, (), given)
         return self
 
@@ -142,14 +155,14 @@ def _copy(method: Method) -> Method:
 def _binary(row: Binary) -> dict[str, Method]:
     fn = getattr(torch, torch_name(row))
     each = foreach(row)
-    name = row.name
+    name, numbers, params = row.name, row.numbers, defaults(row.params)
 
     def run(self: Any, other: Any, given: dict[str, Any] | None) -> Any:
         node, values = pair(self, other, name)
-        return _combine(node, values, fn, each, row.numbers, given)
+        return _combine(node, values, fn, each, numbers, given)
 
     def method(self: Any, other: Any, *args: Any, default: Any = None, **kwargs: Any) -> Any:
-        given = extra(row.params, args, kwargs) if args or kwargs else None
+        given = extra(params, args, kwargs) if args or kwargs else None
         if default is not None and isinstance(other, Node) and not same_keys(self, other):
             return joined(self, other, lambda x, y: fn(x, y, **(given or {})), default)
         return run(self, other, given)
@@ -172,7 +185,7 @@ def _binary(row: Binary) -> dict[str, Method]:
             return method(input, other, *args, **kwargs)
         return swapped(other, input, *args, **kwargs)
 
-    implements(fn)(rule)
+    implements(fn, getattr(Tensor, torch_name(row), fn))(rule)
     return made
 
 
@@ -213,10 +226,12 @@ def _swapped(row: Binary, fn: Callable[..., Tensor]) -> Method:
         operator, row.dunder if row.dunder not in ("and", "or") else f"{row.dunder}_", None
     )
 
+    name = row.name
+
     def method(self: Any, other: Any, **kwargs: Any) -> Any:
         if not accepts(other):
             return NotImplemented
-        node, values = pair(self, other, row.name)
+        node, values = pair(self, other, name)
         xs = leaves(node)
         if kwargs or op is None:
             ys = values if type(values) is list else [_number(values, x) for x in xs]
@@ -234,11 +249,12 @@ def _swapped(row: Binary, fn: Callable[..., Tensor]) -> Method:
 def _binary_inplace(row: Binary) -> Method:
     fn = _INPLACE.get(row.name) or getattr(Tensor, f"{torch_name(row)}_")
     each = foreach(row, inplace=True)
+    name, numbers, params = row.name, row.numbers, defaults(row.params)
 
     def method(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        given = extra(row.params, args, kwargs) if args or kwargs else None
-        values = inplace_pair(self, other, row.name)
-        if type(values) is not list and not row.numbers:
+        given = extra(params, args, kwargs) if args or kwargs else None
+        values = inplace_pair(self, other, name)
+        if type(values) is not list and not numbers:
             values = [_number(values, x) for x in leaves(self)]
         write_each(self, fn, None if given else each, (values,), given)
         return self
@@ -267,17 +283,19 @@ def _inplace_operator(inplace: Method) -> Method:
 def _ternary(row: Ternary) -> dict[str, Method]:
     fn = getattr(torch, row.name)
     each = foreach(row)
+    name, operands, params = row.name, row.operands, defaults(row.params)
+    numbers, optional = row.numbers, row.optional
 
     def method(self: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
-        operands, given = _two(row, args, kwargs)
+        a, b, given = _two(name, operands, optional, params, args, kwargs)
         node = self
-        for other in operands:  # one after the other: each may expand the batch
+        for other in (a, b):  # one after the other: each may expand the batch
             if other is not None:
-                node, _ = pair(node, other, row.name)
+                node, _ = pair(node, other, name)
         xs = leaves(node)
-        ys, zs = _lists(
-            row, xs, *(o if o is None else pair(node, o, row.name)[1] for o in operands)
-        )
+        ys = None if a is None else pair(node, a, name)[1]
+        zs = None if b is None else pair(node, b, name)[1]
+        ys, zs = _lists(xs, ys, zs, numbers, optional)
         if each is not None and grouped(xs):
             results = run_grouped(each, fn, xs, ys, zs, **given)
         else:
@@ -296,44 +314,52 @@ def _ternary(row: Ternary) -> dict[str, Method]:
 def _ternary_inplace(row: Ternary) -> Method:
     fn = getattr(Tensor, f"{row.name}_")
     each = foreach(row, inplace=True)
+    name, operands, params = row.name, row.operands, defaults(row.params)
+    numbers, optional = row.numbers, row.optional
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        operands, given = _two(row, args, kwargs)
-        values = [o if o is None else inplace_pair(self, o, row.name) for o in operands]
-        write_each(self, fn, each, _lists(row, leaves(self), *values), given)
+        a, b, given = _two(name, operands, optional, params, args, kwargs)
+        ys = None if a is None else inplace_pair(self, a, name)
+        zs = None if b is None else inplace_pair(self, b, name)
+        ys, zs = _lists(leaves(self), ys, zs, numbers, optional)
+        write_each(self, fn, each, (ys, zs), given)
         return self
 
     return _documented(method, row, row.operands, f"In place: {row.doc}")
 
 
 def _two(
-    row: Ternary, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """The two operands, however they were passed, and the rest."""
+    name: str,
+    operands: tuple[str, str],
+    optional: bool,
+    params: Defaults,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Any, dict[str, Any]]:
+    """The two operands, however they were passed, and the other arguments by name."""
     given = dict(kwargs)
     found = list(args[:2])
-    for name in row.operands[len(found) :]:
-        if name in given:
-            found.append(given.pop(name))
-        elif row.optional:
-            found.append(None)
-        else:
-            raise TypeError(f"{row.name}() missing required argument: {name!r}")
-    if row.optional and found == [None, None]:
+    for operand in operands[len(found) :]:
+        if operand not in given and not optional:
+            raise TypeError(f"{name}() missing required argument: {operand!r}")
+        found.append(given.pop(operand, None))
+    a, b = found
+    if a is None and b is None:
         raise EntryTypeError(
-            f"Cannot {row.name}: expected at least one of {row.operands[0]!r} and "
-            f"{row.operands[1]!r}, got neither."
+            f"Cannot {name}: expected {operands[0]!r}, {operands[1]!r} or both, got neither."
         )
-    return found, extra(row.params, args[2:], given)
+    return a, b, extra(params, args[2:], given)
 
 
-def _lists(row: Ternary, xs: Sequence[Tensor], ys: Any, zs: Any) -> tuple[Any, Any]:
+def _lists(
+    xs: Sequence[Tensor], ys: Any, zs: Any, numbers: bool, optional: bool
+) -> tuple[Any, Any]:
     """Numbers made tensors where the torch function takes none."""
-    if row.optional and type(ys) is not list and type(zs) is not list:
+    if optional and type(ys) is not list and type(zs) is not list:
         return ys, zs
     if type(ys) is not list and ys is not None:
         ys = [_number(ys, x) for x in xs]
-    if type(zs) is not list and zs is not None and not row.numbers:
+    if type(zs) is not list and zs is not None and not numbers:
         zs = [_number(zs, x) for x in xs]
     return ys, zs
 

@@ -90,26 +90,27 @@ def _values(node: Node) -> dict[Path, NonTensorDataBase]:
 
 def comparison(row: Comparison) -> dict[str, Callable[..., Any]]:
     """The method and the operator of a row, and the rule of its torch function."""
-    fn = getattr(torch, row.name)
-    op = getattr(operator, row.name)
+    name = row.name
+    fn = getattr(torch, name)
+    op = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
         if not accepts(other) and not isinstance(other, Mapping):
-            raise refuse(row.name, other)
-        return _compared(self, other, fn, row.name)
+            raise refuse(name, other)
+        return _compared(self, other, fn, name)
 
     def dunder(self: Any, other: Any) -> Any:
         if not accepts(other) and not isinstance(other, Mapping):
             return NotImplemented
-        return _compared(self, other, fn, row.name)
+        return _compared(self, other, fn, name)
 
     def rule(input: Any, other: Any) -> Any:
         if isinstance(input, Node):
             return method(input, other)
-        return _compared(other, input, lambda y, x: op(x, y), row.name)
+        return _compared(other, input, lambda y, x: op(x, y), name)
 
-    implements(fn)(rule)
-    return {row.name: method, f"__{row.name}__": dunder}
+    implements(fn, getattr(Tensor, name), getattr(Tensor, f"__{name}__"))(rule)
+    return {name: method, f"__{name}__": dunder}
 
 
 def _compared(node: Any, other: Any, fn: Callable[..., Tensor], name: str) -> Any:

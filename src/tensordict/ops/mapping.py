@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor
 
@@ -34,6 +34,12 @@ class MappingMethods(Node):
     __slots__ = ()
 
     # --- reading -------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: Any) -> Self: ...
 
     def __getitem__(self, index: Any) -> Any:
         """An entry for a key (str or tuple of str), else the rows that ``index`` selects.

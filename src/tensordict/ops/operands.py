@@ -30,6 +30,8 @@ from .shape import Expand
 # A number, or one tensor for each leaf.
 Number: TypeAlias = "int | float | bool | complex | torch.SymInt | torch.SymFloat"
 Values: TypeAlias = "Number | list[Tensor]"
+# What a user may pass.
+Operand: TypeAlias = "Number | Tensor | Node | np.ndarray | np.generic"
 
 NUMBERS = (int, float, bool, complex, torch.SymInt, torch.SymFloat)
 
@@ -44,9 +46,10 @@ def grouped(xs: Sequence[Tensor]) -> bool:
 
 def _half_differentiable(xs: Sequence[Tensor]) -> bool:
     """Whether autograd would meet integers among leaves that require grad: foreach refuses."""
-    return any(x.requires_grad for x in xs) and not all(
-        x.is_floating_point() or x.is_complex() for x in xs
-    )
+    for x in xs:  # a loop: a generator costs twice as much
+        if x.requires_grad:
+            return not all(y.is_floating_point() or y.is_complex() for y in xs)
+    return False
 
 
 def run_grouped(

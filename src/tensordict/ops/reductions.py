@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Size, Tensor
 
-from .._typing import NO_DEFAULT
 from ..core.node import Entry, Node
 from ..core.sizes import EMPTY, insert, wrap_dim, wrap_dims
 from ..core.structural import DimNames, StructuralOp, named
@@ -28,7 +27,7 @@ from ..core.traverse import DESCEND, leaves, nodes, zip_map
 from ..errors import EntryTypeError, ShapeError
 from .operands import grouped, run_grouped
 from .shape import Expand
-from .table import Reduction, Scan, extra
+from .table import Reduction, Scan, defaults, extra
 
 Dims: TypeAlias = "int | tuple[int, ...] | str | None"
 # fn(x, dims, keepdim): one tensor reduced over dimensions counted from the front.
@@ -250,22 +249,14 @@ def _count_nonzero(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     return (x != 0).sum(dims, keepdim=keepdim)  # torch's own has no keepdim
 
 
-def _fold(row: Reduction, first: Sequence[Any], kwargs: dict[str, Any]) -> Fold:
-    if row.name == "count_nonzero":
-        return _count_nonzero
+def _folds(row: Reduction) -> Callable[..., Fold]:
+    """What makes a fold of a row from the arguments of its torch function."""
     fn = getattr(torch, row.name)
+    if row.name == "count_nonzero":
+        return lambda *args, **kwargs: _count_nonzero
     if not row.dims:
-        return _one_dim(fn, first, kwargs)
-    return lambda x, dims, keepdim: fn(x, dims, keepdim=keepdim, **kwargs)
-
-
-def _parsed(row: Reduction, node: Node, dim: Any, keepdim: Any) -> tuple[Dims, bool]:
-    dim = None if dim is NO_DEFAULT else dim
-    if row.batch and dim is None:
-        dim = tuple(range(len(node._batch_size)))
-        if not dim:
-            raise ShapeError(f"Cannot {row.name}: the tensordict has no batch dimension.")
-    return dim, keepdim is not NO_DEFAULT and bool(keepdim)
+        return lambda *args, **kwargs: _one_dim(fn, args, kwargs)
+    return lambda **kwargs: lambda x, dims, keepdim: fn(x, dims, keepdim=keepdim, **kwargs)
 
 
 def reduction(row: Reduction) -> dict[str, Callable[..., Any]]:
@@ -281,20 +272,25 @@ def reduction(row: Reduction) -> dict[str, Callable[..., Any]]:
 
 
 def _plain(row: Reduction) -> Callable[..., Any]:
+    name, batch, folds = row.name, row.batch, _folds(row)
+
     def method(
         self: Any,
-        dim: Dims = NO_DEFAULT,
-        keepdim: bool = NO_DEFAULT,
+        dim: Dims = None,
+        keepdim: bool = False,
         *,
         reduce: bool | None = None,
         key_transform: Callable[[str], str] | None = None,
         out: Any = None,
         **kwargs: Any,
     ) -> Any:
-        dim, keepdim = _parsed(row, self, dim, keepdim)
-        fold = _fold(row, (), kwargs)
+        if batch and dim is None:
+            dim = tuple(range(len(self._batch_size)))
+            if not dim:
+                raise ShapeError(f"Cannot {name}: the tensordict has no batch dimension.")
+        fold = folds(**kwargs)
         if reduce:
-            return together(self, fold, dim, keepdim, row.name)
+            return together(self, fold, dim, keepdim, name)
         result = _renamed(reduced(self, fold, dim, keepdim), key_transform)
         return result if out is None else out.copy_(result)
 
@@ -302,20 +298,21 @@ def _plain(row: Reduction) -> Callable[..., Any]:
 
 
 def _quantile(row: Reduction) -> Callable[..., Any]:
+    name, folds = row.name, _folds(row)
+
     def method(
         self: Any,
         q: Any,
-        dim: Dims = NO_DEFAULT,
-        keepdim: bool = NO_DEFAULT,
+        dim: Dims = None,
+        keepdim: bool = False,
         *,
         reduce: bool | None = None,
         key_transform: Callable[[str], str] | None = None,
         **kwargs: Any,
     ) -> Any:
-        dim, keepdim = _parsed(row, self, dim, keepdim)
-        fold = _fold(row, (q,), kwargs)
+        fold = folds(q, **kwargs)
         if reduce:
-            return together(self, fold, dim, keepdim, row.name)
+            return together(self, fold, dim, keepdim, name)
         result = reduced(self, fold, dim, keepdim)
         if isinstance(q, Tensor) and q.ndim and dim is not None:
             result = _leading(result, q.shape[0])
@@ -344,25 +341,25 @@ def _leading(node: Any, n: int) -> Any:
 
 
 def _with_indices(row: Reduction) -> Callable[..., Any]:
-    fn = getattr(torch, row.name)
-    made = getattr(torch.return_types, row.name)
+    name, folds = row.name, _folds(row)
+    fn = getattr(torch, name)
+    made = getattr(torch.return_types, name)
 
     def method(
         self: Any,
-        dim: Dims = NO_DEFAULT,
+        dim: Dims = None,
         keepdim: bool = False,
         *,
         reduce: bool | None = None,
         return_indices: bool = True,
     ) -> Any:
-        dim, keepdim = _parsed(row, self, dim, keepdim)
         if dim is None and not keepdim:
             if reduce:
-                return fn(torch.cat([x.reshape(-1) for x in _some(self, row.name)]))
+                return fn(torch.cat([x.reshape(-1) for x in _some(self, name)]))
             return reduced(self, lambda x, dims, keep: fn(x))
-        fold = _fold(row, (), {})
+        fold = folds()
         if reduce:
-            pair = together(self, fold, dim, keepdim, row.name)
+            pair = together(self, fold, dim, keepdim, name)
             return made(tuple(pair)) if return_indices else pair[0]
         if not return_indices:
             return reduced(self, lambda x, dims, keep: fold(x, dims, keep)[0], dim, keepdim)
@@ -386,13 +383,14 @@ def _with_indices(row: Reduction) -> Callable[..., Any]:
 def scan(row: Scan) -> dict[str, Callable[..., Any]]:
     """The method of a row, which is also the rule of its torch function."""
     fn = getattr(torch, row.name)
+    params = defaults(row.params)
     if row.indices:
         method = _scan_with_indices(row)
     else:
 
         def method(self: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
             d = wrap_dim(dim, len(self._batch_size))
-            given = extra(row.params, args, kwargs)
+            given = extra(params, args, kwargs)
             return self._map(lambda x: fn(x, d, **given))
 
     implements(fn)(method)
@@ -400,15 +398,16 @@ def scan(row: Scan) -> dict[str, Callable[..., Any]]:
 
 
 def _scan_with_indices(row: Scan) -> Callable[..., Any]:
-    fn = getattr(torch, row.name)
-    made = getattr(torch.return_types, row.name)
+    name = row.name
+    fn = getattr(torch, name)
+    made = getattr(torch.return_types, name)
 
     def method(
         self: Any, dim: int, *, reduce: bool | None = None, return_indices: bool = True
     ) -> Any:
         d = wrap_dim(dim, len(self._batch_size))
         if reduce:
-            pair = together(self, lambda x, dims, keep: fn(x, dims[0]), d, False, row.name)
+            pair = together(self, lambda x, dims, keep: fn(x, dims[0]), d, False, name)
             return pair if return_indices else pair[0]
         pairs = [fn(x, d) for x in leaves(self)]
         values = self._rebuild(iter([pair[0] for pair in pairs]))

@@ -141,17 +141,24 @@ class Scan:
 Row: TypeAlias = "Unary | Binary | Ternary | Comparison | Reduction | Scan"
 
 
-def extra(
-    params: Sequence[Param], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+# Names and defaults of parameters: closures hold these, which torch.compile can wrap.
+Defaults: TypeAlias = "tuple[tuple[str, Any], ...]"
+
+
+def defaults(params: Sequence[Param]) -> Defaults:
+    """The names and defaults of parameters."""
+    return tuple((p.name, p.default) for p in params)
+
+
+def extra(params: Defaults, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Extra arguments by name, without those that have their default."""
     if len(args) > len(params):
         raise TypeError(f"expected at most {len(params)} more arguments, got {len(args)}: {args}")
-    given = {p.name: a for p, a in zip(params, args)}
+    given = {name: a for (name, _), a in zip(params, args)}
     given.update(kwargs)
-    for p in params:
-        if p.name in given and given[p.name] == p.default:
-            del given[p.name]
+    for name, default in params:
+        if name in given and given[name] == default:
+            del given[name]
     return given
 
 
