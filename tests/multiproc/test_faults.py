@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tensordict import TensorDict
-from tensordict.distributed import TorchTransport, all_reduce, broadcast, isend, recv, send
+from tensordict.distributed import TorchTransport, all_reduce, broadcast, irecv, isend, recv, send
 from tensordict.distributed.testing import Fault, FaultyTransport, run_ranks
 from tensordict.errors import PeerLost, SchemaMismatch, TransferError, TransferTimeout
 
@@ -68,24 +68,29 @@ def test_the_sender_is_killed_before_each_message(at, into, stage):
     assert run_ranks(_sender_dies, 2, at, into, may_die=[0], timeout=20)[1] == stage
 
 
-def _sender_dies_inside(rank, size):
-    if rank == 0:
-        pending = isend(tree(1.0), 1)
-        time.sleep(0.02)
+def _dies_inside(rank, size, who, delay):
+    dist.barrier()
+    if rank == who:
+        pending = isend(tree(1.0), 1) if rank == 0 else irecv(0, out=tree())
+        time.sleep(delay)
         die()
         pending.wait()
     td = tree()
-    time.sleep(0.015)
+    start = time.monotonic()
     try:
-        recv(0, out=td)
-    except PeerLost:
-        assert untouched(td)
+        send(tree(1.0), 1) if rank == 0 else recv(0, out=td)
+    except PeerLost as error:
+        assert untouched(td) and error.bytes_done < 12_000_000
     else:  # it was faster than the signal: all of it is there
-        assert all(x.eq(1).all() for x in td.values(True, True))
+        assert rank == 0 or all(x.eq(1).all() for x in td.values(True, True))
+    assert time.monotonic() - start < 3
+    return True
 
 
-def test_the_sender_is_killed_in_the_middle():
-    run_ranks(_sender_dies_inside, 2, may_die=[0], timeout=20)
+@pytest.mark.parametrize("delay", [0.004, 0.012, 0.02])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_is_killed_in_the_middle(who, delay):
+    assert run_ranks(_dies_inside, 2, who, delay, may_die=[who], timeout=20)[1 - who]
 
 
 def _receiver_dies(rank, size, at):

@@ -141,15 +141,39 @@ class Link:
         except (PeerLost, TransferTimeout) as error:
             raise self._explain(error) from None
 
+    def _left(self) -> float | None:
+        if self._deadline is None:
+            return None
+        return max(self._deadline - time.monotonic(), 1e-3)
+
     def wait(self, work: Work) -> None:
         """Wait within the time that this exchange has left."""
-        left = None
-        if self._deadline is not None:
-            left = max(self._deadline - time.monotonic(), 1e-3)
         try:
-            work.wait(left)
+            work.wait(self._left())
         except (PeerLost, TransferTimeout) as error:
             raise self._explain(error) from None
+
+    def wait_payload(self, works: list[Work], tensors: list[Tensor], end: Work | None) -> None:
+        """Wait for all payload messages, first of all for the one that says they are through."""
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        if end is not None:
+            try:
+                end.wait(self._left())
+            except (PeerLost, TransferTimeout) as error:
+                self._count(works, sizes)
+                raise self._explain(error) from None
+        for work, nbytes in zip(works, sizes):
+            self.wait(work)
+            self.bytes_done += nbytes
+
+    def _count(self, works: list[Work], sizes: list[int]) -> None:
+        """Find out which messages were through when the connection ended."""
+        for work, nbytes in zip(works, sizes):
+            try:
+                work.wait(1e-3)
+            except TransferError:
+                return
+            self.bytes_done += nbytes
 
     def flush(self) -> None:
         """Wait until everything that was posted is through."""

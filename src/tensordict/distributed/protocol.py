@@ -5,8 +5,8 @@
                                           <- ACCEPT, NEED_SCHEMA or REFUSE
     schema, when it was asked for         ->
                                           <- ACCEPT or REFUSE
-    packed message, large leaves          ->
-                                          <- COMMIT or REFUSE, with a checksum only
+    packed message, large leaves, end     ->
+                                          <- COMMIT or REFUSE, for a large or a summed payload
 
 Each side posts only what the other has agreed to, so a refusal leaves nothing behind and
 the group can be used again at once.  Both sides raise the same error.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -136,14 +136,13 @@ def _send(link: Link, payload: _Payload) -> None:
     if ready is None and not header.inline_payload:
         ready = payload.packed(), payload.large()  # while the receiver makes up its mind
     _agree(link, payload.entry, reply)
-    commit = None if request.checksum is Checksum.NONE else link.expect_reply()
+    commit = link.expect_reply() if _has_commit(header) else None
     if not header.inline_payload:
         assert ready is not None
-        _send_payload(link, ready)
-    link.flush()
+        _send_payload(link, ready, header)
     if commit is not None:
-        link.stage = "commit"
         link.answer(*commit, (Kind.COMMIT,))
+    link.flush()
 
 
 def _announce(request: Request, payload: _Payload) -> tuple[Header, bytes, _Ready | None]:
@@ -195,17 +194,34 @@ def _send_unasked(
     if not header.inline_schema:
         link.post_bytes(payload.entry.data)
     if not header.inline_payload:
-        _send_payload(link, ready or (payload.packed(), payload.large()))
+        _send_payload(link, ready or (payload.packed(), payload.large()), header)
     link.flush()
 
 
-def _send_payload(link: Link, ready: _Ready) -> None:
+# gloo does not wake a rank whose peer dies in the middle of a message, but it does wake one
+# that waits for a message which has not begun.  Payloads that can be cut (a smaller one is in
+# the hands of the kernel at once) therefore end with one more byte, for which receivers wait
+# first, and are confirmed by an answer, for which senders wait first.
+_END_ABOVE: Final = 2 << 20
+
+
+def _has_end(header: Header) -> bool:
+    return header.payload_nbytes > _END_ABOVE and not header.inline_payload
+
+
+def _has_commit(header: Header) -> bool:
+    return header.strict and (header.checksum is not Checksum.NONE or _has_end(header))
+
+
+def _send_payload(link: Link, ready: _Ready, header: Header) -> None:
     link.stage = "payload"
     packed, large = ready
     if packed.numel():
         link.post_payload(packed)
     for tensor in large:
         link.post_payload(tensor)
+    if _has_end(header):
+        link.post_bytes(b"\1")
 
 
 def run_recv(request: Request, target: receive.Target) -> Node:
@@ -321,22 +337,21 @@ def _take(link: Link, header: Header, entry: Known, target: receive.Target, data
         works = []
     else:
         works = [link.expect_payload(x) for x in landing.messages()]
+    end = link.expect_bytes(1)[1] if _has_end(header) else None
     if header.strict:
         link.accept()
     landing.prepare()  # while the payload is under way
-    for work, tensor in zip(works, landing.messages()):
-        link.wait(work)
-        link.bytes_done += tensor.numel() * tensor.element_size()
+    link.wait_payload(works, landing.messages(), end)
     link.stage = "commit"
     try:
         link.verify(header, landing.messages())
         leaves = _values(entry, landing.packed, plan.packed_nbytes)
     except WireError as error:
-        if header.checksum is not Checksum.NONE:
-            _refused(link, header, error)
+        if _has_commit(header):
+            link.refuse(error)
         raise
     out = landing.commit(leaves)
-    if header.checksum is not Checksum.NONE and header.strict:
+    if _has_commit(header):
         link.accept(Kind.COMMIT)
     link.flush()
     landing.release()
@@ -361,3 +376,5 @@ def _drain(link: Link, header: Header, entry: Known) -> None:
     packed = header.payload_nbytes - sum(sizes)
     for nbytes in ([packed] if packed else []) + list(sizes):
         link.wait(link.expect_payload(torch.empty(nbytes, dtype=torch.uint8)))
+    if _has_end(header):
+        link.wait(link.expect_bytes(1)[1])
