@@ -132,6 +132,9 @@ class TensorDict(TensorDictBase):
     def _items(self) -> Any:
         return self._entries.items()
 
+    def _contents(self) -> Any:
+        return self._entries.values()
+
     def _names(self) -> Any:
         return self._entries.keys()
 

@@ -29,6 +29,12 @@ def divided(op: DividingOp, x: Tensor) -> list[Tensor]:
     return [_taken(x, rows, op) for rows in op.leaf(torch.arange(x.shape[0]))]
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Jagged tensors one after the other along the first dimension."""
+    rows = [row for x in parts for row in x.unbind(0)]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
 def _taken(x: Tensor, rows: Tensor, op: StructuralOp | DividingOp) -> Tensor:
     if rows.ndim == 0:
         return x[int(rows)]

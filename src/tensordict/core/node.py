@@ -74,6 +74,10 @@ class Node:
     def _items(self) -> Collection[tuple[str, Entry]]:
         """Names and entries in insertion order; sized."""
 
+    def _contents(self) -> Collection[Entry]:
+        """Entries in insertion order; sized."""
+        return [entry for _, entry in self._items()]
+
     @abstractmethod
     def _names(self) -> Collection[str]:
         """Names in insertion order; sized, with a fast ``in``."""

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
-from .._keys import short
-from .._typing import Path
+from ..core import jagged
 from ..core.leaf import Leaf, join
 from ..core.node import Entry, Node
 from ..core.sizes import insert
@@ -51,11 +50,7 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     ndim = len(batch) + 1
     if not -ndim <= dim < ndim:
         raise DimError(f"Cannot stack along dim {dim}: expected a dim in [{-ndim}, {ndim - 1}].")
-    result = first._stack(parts, dim % ndim)
-    if out is None:
-        return result
-    fill_out(out, result)
-    return out
+    return _result(parts, dim % ndim, torch.stack, out)
 
 
 @implements(torch.cat, torch.concat, torch.concatenate)
@@ -96,28 +91,21 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
                 f"Cannot concatenate along dim {dim}: expected batch sizes that differ only there, "
                 f"got td[0].batch_size={batch} and td[{i}].batch_size={other}."
             )
-    result = first._cat(parts, dim)
-    if out is None:
-        return result
-    fill_out(out, result)
-    return out
+    return _result(parts, dim, torch.cat, out)
 
 
-def stack_entries(nodes: Sequence[Any], dim: int, path: Path = ()) -> Any:
+def stack_entries(nodes: Sequence[Any], dim: int) -> Any:
     """`stack` of nodes that are dicts of entries, after the checks; keys come out sorted."""
     first = nodes[0]
-    names = _common_names(nodes, path, RuntimeError)
     entries: dict[str, Entry] = {}
-    for name in sorted(names):
-        column = [node._fetch(name) for node in nodes]
-        here = (*path, name)
+    for name, column in sorted(_columns(nodes, ShapeError)):
         head = column[0]
         if isinstance(head, Tensor):
-            entries[name] = _stack_tensors(column, dim, here)
+            entries[name] = _joined(torch.stack, column, dim, name)
         elif isinstance(head, Node):
-            entries[name] = _stack_nodes(column, dim, here)
+            entries[name] = _stack_nodes(column, dim, name)
         else:
-            entries[name] = _join_leaves(column, dim, here, True)
+            entries[name] = _join_leaves(column, dim, name, True)
     dim_names = _merged_names(nodes)
     if dim_names is not None:
         dim_names = [*dim_names[:dim], None, *dim_names[dim:]]
@@ -126,26 +114,87 @@ def stack_entries(nodes: Sequence[Any], dim: int, path: Path = ()) -> Any:
     )
 
 
-def cat_entries(nodes: Sequence[Any], dim: int, path: Path = ()) -> Any:
+def cat_entries(nodes: Sequence[Any], dim: int) -> Any:
     """`cat` of nodes that are dicts of entries, after the checks."""
     first = nodes[0]
-    names = _common_names(nodes, path, KeyError)
     entries: dict[str, Entry] = {}
-    for name in names:
-        column = [node._fetch(name) for node in nodes]
-        here = (*path, name)
+    for name, column in _columns(nodes, StructureError):
         head = column[0]
         if isinstance(head, Tensor):
-            _same_kind(column, here)
-            entries[name] = torch.cat(column, dim)
+            entries[name] = _joined(torch.cat, column, dim, name)
         elif isinstance(head, Node):
-            _same_kind(column, here)
-            entries[name] = type(head)._cat(column, dim)
+            _same_kind(column, name)
+            entries[name] = _inside(name, type(head)._cat, column, dim)
         else:
-            entries[name] = _join_leaves(column, dim, here, False)
+            entries[name] = _join_leaves(column, dim, name, False)
     size = list(first._batch_size)
-    size[dim] = sum(node._batch_size[dim] for node in nodes)
+    size[dim] = sum([node._batch_size[dim] for node in nodes])
     return first._like(entries, Size(size), _merged_names(nodes), _one_device(nodes))
+
+
+def _result(parts: list[Any], dim: int, join: Any, out: Any) -> Any:
+    first = parts[0]
+    if out is not None:
+        direct: list[tuple[Any, Tensor]] = []
+        if _goes_into(parts, dim, join, out, direct):
+            for column, target in direct:
+                join(column, dim, out=target)
+            return out
+    result = first._stack(parts, dim) if join is torch.stack else first._cat(parts, dim)
+    if out is None:
+        return result
+    fill_out(out, result)
+    return out
+
+
+def _goes_into(
+    nodes: Sequence[Any], dim: int, join: Any, out: Any, direct: list[tuple[Any, Tensor]]
+) -> bool:
+    """Whether torch can write every result into ``out`` itself; (inputs, output) of each.
+
+    Only what certainly succeeds: plain tensors of one dtype, and outputs of exactly the
+    shape and dtype of the result.  Everything else is joined first and copied.
+    """
+    if not isinstance(out, Node) or any(node._members() is not None for node in (*nodes, out)):
+        return False
+    size = _joined_shape([node._batch_size for node in nodes], dim, join)
+    if out._batch_size != size or out._names() != nodes[0]._names():
+        return False
+    for name, column in _columns(nodes, StructureError):
+        head, target = column[0], out._fetch(name)
+        if type(head) is Tensor and type(target) is Tensor:
+            if not all(_plain(x, head) for x in (*column, target)):
+                return False
+            if target.shape != _joined_shape([x.shape for x in column], dim, join):
+                return False
+            direct.append((column, target))
+        elif not (
+            isinstance(head, Node) and all(isinstance(x, Node) for x in column)
+        ) or not _goes_into(column, dim, join, target, direct):
+            return False
+    return True
+
+
+def _plain(x: Any, head: Tensor) -> bool:
+    return (
+        type(x) is Tensor
+        and x.dtype is head.dtype
+        and x.device == head.device
+        and not x.requires_grad
+        and not x.is_nested
+    )
+
+
+def _joined_shape(shapes: Sequence[Size], dim: int, join: Any) -> Size | None:
+    """The shape of a stack or concatenation, None when the inputs do not fit."""
+    first = shapes[0]
+    if join is torch.stack:
+        return insert(first, dim, len(shapes)) if all(s == first for s in shapes) else None
+    if any(len(s) != len(first) or s[:dim] != first[:dim] for s in shapes):
+        return None
+    if any(s[dim + 1 :] != first[dim + 1 :] for s in shapes):
+        return None
+    return Size([*first[:dim], sum([s[dim] for s in shapes]), *first[dim + 1 :]])
 
 
 def _all_nodes(parts: Sequence[Any], what: str) -> None:
@@ -157,63 +206,80 @@ def _all_nodes(parts: Sequence[Any], what: str) -> None:
             )
 
 
-def _common_names(nodes: Sequence[Any], path: Path, error: type) -> list[str]:
-    first = list(nodes[0]._names())
-    wanted = set(first)
+def _columns(nodes: Sequence[Any], error: type[Exception]) -> Iterable[tuple[str, Sequence[Any]]]:
+    """Each name with its entries in all nodes."""
+    names = list(nodes[0]._names())
+    for node in nodes:
+        if list(node._names()) != names:
+            _check_names(nodes, error)
+            return [(name, [node._fetch(name) for node in nodes]) for name in names]
+    return zip(names, zip(*[node._contents() for node in nodes]))
+
+
+def _check_names(nodes: Sequence[Any], error: type[Exception]) -> None:
+    wanted = set(nodes[0]._names())
     for node in nodes[1:]:
-        names = node._names()
-        if len(names) != len(first) or not wanted.issuperset(names):
-            other = set(names)
-            where = f" of {short(path)!r}" if path else ""
-            text = (
-                f"The tensordicts to join do not hold the same keys{where}: exclusive keys are "
-                f"{sorted(wanted ^ other)}. Use lazy_stack, or select the common keys."
+        exclusive = wanted.symmetric_difference(node._names())
+        if exclusive:
+            raise error(
+                f"The tensordicts to join do not hold the same keys: exclusive keys are "
+                f"{sorted(exclusive)}. Use lazy_stack, or select the common keys."
             )
-            raise (StructureError if error is KeyError else ShapeError)(text)
-    return first
 
 
-def _stack_tensors(column: Sequence[Any], dim: int, path: Path) -> Tensor:
+def _joined(join: Any, column: Sequence[Any], dim: int, name: str) -> Tensor:
+    head = column[0]
+    if type(head) is not Tensor and head.is_nested and join is torch.cat:
+        _same_kind(column, name)
+        return jagged.joined(column)
     try:
-        return torch.stack(list(column), dim)
-    except (RuntimeError, TypeError):
-        _same_kind(column, path)
+        return join(column, dim)
+    except (RuntimeError, TypeError, IndexError) as err:
+        _same_kind(column, name)
         shapes = [tuple(x.shape) for x in column]
-        if len(set(shapes)) > 1:
+        if join is torch.stack and len(set(shapes)) > 1:
             raise ShapeError(
                 f"The shapes of the tensors to stack is incompatible: {shapes} for key "
-                f"{short(path)}. Use lazy_stack or pad_sequence for entries of several shapes."
+                f"{name}. Use lazy_stack or pad_sequence for entries of several shapes."
             ) from None
-        raise
+        raise ShapeError(f"Cannot join the entries {name!r} of shapes {shapes}: {err}") from None
 
 
-def _stack_nodes(column: Sequence[Any], dim: int, path: Path) -> Any:
-    _same_kind(column, path)
+def _stack_nodes(column: Sequence[Any], dim: int, name: str) -> Any:
+    _same_kind(column, name)
     sizes = {node._batch_size for node in column}
     if len(sizes) > 1:
         raise BatchSizeError(
             f"stacking tensordicts requires them to have congruent batch sizes, got "
-            f"{[tuple(node._batch_size) for node in column]} for key {short(path)}."
+            f"{[tuple(node._batch_size) for node in column]} for key {name}."
         )
-    return type(column[0])._stack(column, dim)
+    return _inside(name, type(column[0])._stack, column, dim)
 
 
-def _join_leaves(column: Sequence[Any], dim: int, path: Path, new_dim: bool) -> Leaf:
+def _inside(name: str, join: Any, column: Sequence[Any], dim: int) -> Any:
+    """Join nested nodes; an error says where they are."""
+    try:
+        return join(column, dim)
+    except (ShapeError, BatchSizeError, StructureError) as err:
+        raise type(err)(f"In {name!r}: {err}") from None
+
+
+def _join_leaves(column: Sequence[Any], dim: int, name: str, new_dim: bool) -> Leaf:
     for x in column:
         if not isinstance(x, Leaf):
             raise ShapeError(
-                f"Cannot join the entries {short(path)!r}: a {type(column[0]).__name__} and a "
+                f"Cannot join the entries {name!r}: a {type(column[0]).__name__} and a "
                 f"{type(x).__name__}."
             )
     return join(column, dim, new_dim=new_dim)
 
 
-def _same_kind(column: Sequence[Any], path: Path) -> None:
+def _same_kind(column: Sequence[Any], name: str) -> None:
     kind = Tensor if isinstance(column[0], Tensor) else Node
     for x in column:
         if not isinstance(x, kind):
             raise ShapeError(
-                f"Cannot join the entries {short(path)!r}: a {type(column[0]).__name__} and a "
+                f"Cannot join the entries {name!r}: a {type(column[0]).__name__} and a "
                 f"{type(x).__name__}."
             )
 
@@ -226,7 +292,8 @@ def _merged_names(nodes: Sequence[Node]) -> Any:
 
 
 def _some_device(nodes: Sequence[Node]) -> torch.device | None:
-    devices = {node._device for node in nodes} - {None}
+    devices = {node._device for node in nodes}
+    devices.discard(None)
     return devices.pop() if len(devices) == 1 else None
 
 
