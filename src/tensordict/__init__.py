@@ -22,6 +22,7 @@ from .core.linked import LinkedList
 from .core.unbatched import UnbatchedTensor
 from .ops.combine import cat, stack
 from .ops.convert import is_tensor_collection
+from .ops.display_options import get_printoptions, set_printoptions
 from .ops.keys import default_is_leaf, is_leaf_nontensor
 from .ops.packing import PackLayout
 from .ops.padding import pad, pad_sequence
@@ -52,6 +53,7 @@ __all__ = [
     "default_is_leaf",
     "from_safetensors",
     "get_defaults_to_none",
+    "get_printoptions",
     "is_leaf_nontensor",
     "is_non_tensor",
     "is_tensor_collection",
@@ -66,6 +68,7 @@ __all__ = [
     "set_get_defaults_to_none",
     "set_lazy_legacy",
     "set_list_to_stack",
+    "set_printoptions",
     "stack",
     "tensorclass",
     "to_safetensors",

@@ -21,7 +21,7 @@ from ..core.registry import register_node
 from ..core.sizes import insert, wrap_dim
 from ..core.structural import DimNames, StructuralOp
 from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
-from ..ops.display import field_text, fields_text, metadata_lines
+from ..ops.display_cards import NodeCard, field_cards
 from ..ops.ragged import read_as
 from ..ops.shape import Pick
 from .base import TensorDictBase
@@ -131,26 +131,20 @@ class LazyStackedTensorDict(TensorDictBase):
 
     # --- printing ---------------------------------------------------------------------
 
-    def _lines(self, inner: str) -> list[str]:
+    def _card(self) -> NodeCard:
         common = self._names()
-        return [
-            fields_text(self, common, inner),
-            self._exclusive_text(common, inner),
-            *metadata_lines(self),
-            f"stack_dim={self._stack_dim}",
-        ]
-
-    def _exclusive_text(self, common: Any, inner: str) -> str:
-        one, two = inner + " " * 4, inner + " " * 8
-        blocks = []
+        exclusive = {}
         for i, member in enumerate(self._stacked):
-            names = sorted(name for name in member._names() if name not in common)
+            names = [name for name in member._names() if name not in common]
             if names:
-                lines = [f"{two}{name}: {field_text(member, name, two)}" for name in names]
-                blocks.append(f"{one}{i} ->\n" + ",\n".join(lines))
-        if not blocks:
-            return f"exclusive_fields={{\n{one}}}"
-        return "exclusive_fields={\n" + ",\n".join(blocks) + "}"
+                exclusive[i] = field_cards(member, names)
+        return NodeCard(
+            type(self).__name__,
+            field_cards(self, common),
+            self,
+            exclusive=exclusive,
+            extra={"stack_dim": self._stack_dim},
+        )
 
     # --- dense forms ------------------------------------------------------------------
 

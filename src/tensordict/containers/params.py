@@ -21,6 +21,7 @@ from ..core.structural import DimNames, StructuralOp
 from ..core.traverse import leaves, nodes_with_path
 from ..errors import EntryTypeError
 from ..ops.combine import cat_entries, stack_entries
+from ..ops.display_cards import NodeCard
 from .base import TensorDictBase
 from .dense import TensorDict
 
@@ -324,5 +325,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]
             return super().state_dict(*args, **kwargs)
         return self._plain().exclude(*volatile).state_dict(*args, **kwargs)
 
-    def __repr__(self) -> str:
-        return f"TensorDictParams(params={self._plain()!r})"
+    def _card(self) -> NodeCard:
+        card = self._plain()._card()
+        card.wrapper = f"{type(self).__name__}(params="
+        return card

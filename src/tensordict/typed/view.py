@@ -28,7 +28,7 @@ from ..core.registry import node_class
 from ..core.sizes import EMPTY, as_size
 from ..core.structural import DimNames, DividingOp, StructuralOp
 from ..errors import EntryTypeError, LockedError
-from ..ops.display import field_text, metadata_lines
+from ..ops.display_cards import NodeCard, field_cards
 from ..ops.metadata import check_names
 from .fields import Options, Spec, no_such_field
 
@@ -208,12 +208,16 @@ class TypedView(NodeMethods):
             return self
         return super().set(key, item, inplace, non_blocking=non_blocking)
 
-    def _lines(self, inner: str) -> list[str]:
+    def _card(self) -> NodeCard:
         held = self._names()
         names = sorted({*self._spec.names, *held})
-        lines = [f"{n}={field_text(self._inner, n, inner)}" for n in names if n in held]
-        lines += [f"{n}=None" for n in names if n not in held]
-        return lines + metadata_lines(self)
+        return NodeCard(
+            type(self).__name__,
+            field_cards(self._inner, [name for name in names if name in held]),
+            self,
+            attributes=True,
+            missing=[name for name in names if name not in held],
+        )
 
     # --- primitives: one level ------------------------------------------------------------
 
