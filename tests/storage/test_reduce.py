@@ -8,7 +8,15 @@ import pickletools
 import pytest
 import torch
 
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import (
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictParams,
+    lazy_stack,
+    tensorclass,
+)
+from tensordict.core.traverse import leaves_with_path
 from tensordict.errors import FileFormatError
 from tensordict.storage.reduce import rebuild
 
@@ -95,6 +103,52 @@ def test_consolidation_comes_back(name):
     assert back.is_consolidated() and back.is_locked
     places = {back[k].untyped_storage().data_ptr() for k in ("a", ("n", "b"))}
     assert len(places) == 1
+
+
+@tensorclass
+class Sample:
+    a: torch.Tensor
+    word: str
+
+
+KINDS = {
+    "lazy": lambda: lazy_stack(
+        [TensorDict({"a": torch.zeros(n), "w": "x"}) for n in (2, 3)]  # a ragged one
+    ),
+    "tensorclass": lambda: Sample(a=torch.ones(3), word="hi", batch_size=[3]),
+    "params": lambda: TensorDictParams(TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(1)}})),
+    "mixed": lambda: TensorDict(
+        {
+            "l": lazy_stack([TensorDict({"a": torch.zeros(2)}) for _ in range(2)]),
+            "s": Sample(a=torch.ones(2), word="hi", batch_size=[2]),
+        },
+        [2],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_node_comes_back(kind, way):
+    td = KINDS[kind]()
+    back = way(td)
+    assert type(back) is type(td) and back.batch_size == td.batch_size
+    assert bits(back) == bits(td)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [w for w in WAYS if w != "deepcopy"])
+def test_every_kind_of_node_comes_back_consolidated(kind, name):
+    td = KINDS[kind]()
+    back = WAYS[name](td.consolidate())
+    assert back.is_consolidated() and back.batch_size == td.batch_size
+    assert bits(back) == bits(td)
+    same = KINDS[kind]()
+    assert same.consolidate(inplace=True) is same and same.is_consolidated()
+    assert bits(same) == bits(td)
+
+
+def bits(td):
+    return [(path, x.dtype, x.shape, x.tolist()) for path, x in leaves_with_path(td)]
 
 
 def test_copies_are_unlocked_and_not_consolidated():

@@ -78,21 +78,21 @@ def consolidate(
             f"Cannot share or pin a buffer on {here}: only host memory can be. Pass device='cpu'."
         )
     on_host = here.type in ("cpu", "meta")
-    packing, parts = plan_packing(
+    packing, pieces = plan_packing(
         tensors,
         HOST_ALIGNMENT if on_host else ACCELERATOR_ALIGNMENT,
         lambda: [path for path, _ in leaves_with_path(node)],
     )
-    if here.type == "cpu" or not parts or any(x.device.type != "cpu" for x in parts):
+    if here.type == "cpu" or not pieces or any(x.device.type != "cpu" for x in pieces):
         buffer = new_buffer(packing.layout, here, pin_memory=pin_memory, share_memory=share_memory)
         stored = views(buffer, packing.layout)
-        fill(stored, parts)
+        fill(stored, pieces)
         return _assemble(node, packing, buffer, packing.join(stored), device)
     # From the host, one large copy beats one copy a leaf; for meta there is nothing to copy.
     if here.type == "meta":
         buffer = new_buffer(packing.layout, here)
     else:
-        buffer = pack(parts, packing.layout).to(here, non_blocking=non_blocking)
+        buffer = pack(pieces, packing.layout).to(here, non_blocking=non_blocking)
     return over_buffer(node, packing, buffer, device)
 
 

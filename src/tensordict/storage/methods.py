@@ -33,6 +33,8 @@ class StorageMethods(Node):
         inplace: bool = False,
         share_memory: bool = False,
         pin_memory: bool = False,
+        num_threads: int = 0,
+        metadata: bool = False,
     ) -> Self:
         """A locked tensordict whose leaves are views of one buffer.
 
@@ -44,6 +46,8 @@ class StorageMethods(Node):
             inplace: replace the leaves of this tensordict and return it.
             share_memory: put the buffer into shared memory.
             pin_memory: pin the buffer.
+            num_threads: without effect: packing is one call into torch.
+            metadata: without effect: the layout is always kept.
 
         Returns:
             A new tensordict; this one when it is consolidated already or with ``inplace``.  Grad

@@ -131,8 +131,8 @@ def reduce_tree(node: Node, protocol: int) -> tuple[Any, ...]:
     packed = [i for i, x in enumerate(tensors) if _packable(x)]
     if not packed:
         return restore, (rows, tensors, shared)
-    packing, parts = plan_packing([tensors[i] for i in packed])
-    data = _bytes_of(pack(parts, packing.layout), protocol)
+    packing, pieces = plan_packing([tensors[i] for i in packed])
+    data = _bytes_of(pack(pieces, packing.layout), protocol)
     left = set(packed)
     rest = [None if i in left else x for i, x in enumerate(tensors)]
     return restore_packed, (rows, _columns_of(packing), data, rest, shared)
