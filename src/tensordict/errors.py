@@ -115,7 +115,15 @@ class PlanMismatch(TransferError, ValueError):
 
 
 class LossyCast(TransferError, ValueError):
-    """A cast would lose values that the policy does not allow to lose."""
+    """A cast would lose values that the policy does not allow to lose.
+
+    Attributes:
+        report: What each leaf would lose, where it is known.
+    """
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        self.report = report
+        super().__init__(message)
 
 
 class _ExchangeError(TransferError):

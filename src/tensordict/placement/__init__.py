@@ -4,10 +4,15 @@ from ..device.kinds import MoveKind, classify
 from ..device.staging import StagingPool
 from . import views
 from .attrs import TensorAttrs
+from .budget import fit
 from .casts import Loss, can_lose, is_exact, measure_cast
+from .convert import ConversionReport, LeafLoss, convert
+from .families import guess_family, policy_for
 from .layout import Box, Layout, Placement
+from .masters import Masters, convert_module
 from .models import follow, layouts_of, model_layouts, optimizer_tensors
 from .names import parse_dtype
+from .pending import PendingMoves
 from .plan import MovePlan
 from .planning import plan_moves
 from .policy import CastPolicy
@@ -16,38 +21,49 @@ from .reshard import Layouts, ReshardPlan, plan_reshard
 from .reshard_options import ReshardOptions
 from .routes import Move, Route
 from .rules import Rule, Spec, Target
+from .specs import spec
 from .views import View
 
 __all__ = [
-    "View",
-    "views",
-    "strip_wrappers",
-    "plan_reshard",
-    "optimizer_tensors",
-    "model_layouts",
-    "layouts_of",
-    "follow",
-    "ReshardPlan",
-    "ReshardOptions",
-    "Layouts",
     "Box",
     "CastPolicy",
+    "ConversionReport",
     "Layout",
+    "Layouts",
+    "LeafLoss",
     "Loss",
+    "Masters",
     "Move",
     "MoveKind",
     "MovePlan",
+    "PendingMoves",
     "Placement",
+    "ReshardOptions",
+    "ReshardPlan",
     "Route",
     "Rule",
     "Spec",
     "StagingPool",
     "Target",
     "TensorAttrs",
+    "View",
     "can_lose",
     "classify",
+    "convert",
+    "convert_module",
+    "fit",
+    "follow",
+    "guess_family",
     "is_exact",
+    "layouts_of",
     "measure_cast",
+    "model_layouts",
+    "optimizer_tensors",
     "parse_dtype",
     "plan_moves",
+    "plan_reshard",
+    "policy_for",
+    "spec",
+    "strip_wrappers",
+    "views",
 ]

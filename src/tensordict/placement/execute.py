@@ -49,7 +49,7 @@ def routes_to(
     out: list[Route] = []
     for x in tensors:
         if memory_format is not None:
-            out.append(make_route(x, device, dtype, _format_for(x, memory_format)))
+            out.append(make_route(x, device, dtype, memory_format))
             continue
         key = (x.dtype, x.device)
         route = known.get(key)
@@ -57,15 +57,6 @@ def routes_to(
             route = known[key] = make_route(x, device, dtype)
         out.append(route)
     return out
-
-
-def _format_for(x: Tensor, memory_format: torch.memory_format) -> torch.memory_format | None:
-    """The format for one leaf: channels-last formats are for tensors of 4 or 5 dimensions alone."""
-    if memory_format is torch.channels_last and x.ndim != 4:
-        return None
-    if memory_format is torch.channels_last_3d and x.ndim != 5:
-        return None
-    return memory_format
 
 
 @dataclass(frozen=True, slots=True)

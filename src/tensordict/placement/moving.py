@@ -21,7 +21,7 @@ from .placing import place
 from .planning import plan_moves
 from .request import MoveRequest, parse_to
 from .routes import Route, make_route
-from .rules import Spec
+from .rules import Spec, Target
 from .writeback import WriteBack
 
 
@@ -49,6 +49,8 @@ def run_request(td: Any, request: MoveRequest) -> Any:
         raise LockedError
     if request.moves_nothing or _is_there(td, request):
         out = td
+    elif request.inplace and not request.non_blocking_pin:
+        out = _in_place(td, request)
     elif request.spec is not None:
         out = _to_spec(td, request)
     else:
@@ -75,7 +77,7 @@ def _to_one(td: Any, request: MoveRequest) -> Any:
     """Every leaf to one target."""
     device = request.device
     buffer = buffer_of(td)
-    if buffer is not None and device is not None and not request.inplace:
+    if buffer is not None and device is not None:
         alone = request.dtype is None and request.memory_format is None
         if alone and buffer.device != device:
             return _move_buffer(td, buffer, device, request.non_blocking)
@@ -83,9 +85,28 @@ def _to_one(td: Any, request: MoveRequest) -> Any:
     if request.non_blocking_pin:
         threads = request.num_threads
         moved = move_pinned(tensors, device, request.dtype, request.non_blocking, threads)
-        return place(td, moved, device, inplace=request.inplace, keep_device=device is None)
-    moved = move_all(tensors, device, request.dtype, request.memory_format, request.non_blocking)
+    else:
+        moved = move_all(
+            tensors, device, request.dtype, request.memory_format, request.non_blocking
+        )
     return place(td, moved, device, inplace=request.inplace, keep_device=device is None)
+
+
+def _in_place(td: Any, request: MoveRequest) -> Any:
+    """Through a plan, which frees each source before the next is cast where nothing is copied."""
+    target = request.spec
+    if target is None:
+        target = Spec(default=Target(request.device, request.dtype, None, request.memory_format))
+    plan = plan_moves(
+        td, target, non_blocking=request.non_blocking, on_unused="ignore", on_shape="ignore"
+    )
+    if request.device is not None:
+        plan.target_device = request.device  # waits as to(device) does
+    plan.run(td, inplace=True)
+    if request.spec is not None:
+        for part in nodes(td):
+            part._device = None
+    return td
 
 
 def _move_buffer(td: Any, buffer: Tensor, device: torch.device, non_blocking: bool | None) -> Any:
@@ -113,12 +134,12 @@ def _to_spec(td: Any, request: MoveRequest) -> Any:
         dtypes = host_dtypes(beside)
         if dtypes is not None and on_host(tensors):
             moved = cast_on_host(tensors, dtypes) if _differ(tensors, dtypes) else tensors
-            return place(td, moved, None, inplace=request.inplace)
+            return place(td, moved, None)
         routes = _routes_beside(tensors, beside)
     if routes is None:
-        return place(td, tensors, None, inplace=request.inplace)
+        return place(td, tensors, None)
     moved, _ = run_routes(tensors, routes, options_for(request.non_blocking))
-    return place(td, moved, None, inplace=request.inplace)
+    return place(td, moved, None)
 
 
 def _differ(tensors: list[Tensor], dtypes: list[torch.dtype | None]) -> bool:

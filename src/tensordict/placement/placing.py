@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from .._keys import short
 from .._typing import Path
 from ..core.lock import lock
 from ..core.traverse import leaves_with_path, nodes, rebuild
+from ..core.write import resolve
 from ..errors import LockedError, SchemaMismatch
 
 
@@ -41,6 +42,42 @@ def place(
     if td._lock is not None:
         lock(out)
     return out
+
+
+def cast_in_place(
+    td: Any,
+    paths: Sequence[Path],
+    cast: Callable[[int, Tensor], Tensor],
+    ties: Mapping[int, int],
+) -> Any:
+    """Replace leaves one after the other, so that each source is freed before the next is cast.
+
+    Args:
+        td: An unlocked tree.
+        paths: The leaves to replace.
+        cast: The new tensor for the leaf at a position.
+        ties: For a tie, the position of the leaf that it shares memory with.
+
+    Raises:
+        LockedError: when ``td`` is locked; nothing is replaced.
+    """
+    if td._lock is not None:
+        raise LockedError
+    heads = set(ties.values())
+    made: dict[int, Tensor] = {}
+    for index, path in enumerate(paths):
+        node, last = resolve(td, path)
+        if index in ties:
+            node._store(last[0], made[ties[index]])
+            continue
+        entry = node._fetch(last[0])
+        assert isinstance(entry, Tensor)
+        new = cast(index, entry)
+        del entry  # the tree alone holds the source now
+        node._store(last[0], new)
+        if index in heads:
+            made[index] = new
+    return td
 
 
 def replace_leaves(td: Any, tensors: Sequence[Tensor], device: torch.device | None) -> Any:

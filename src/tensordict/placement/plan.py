@@ -15,17 +15,24 @@ from torch import Size, Tensor
 
 from .._keys import path_of, short
 from .._typing import NestedKey, Path
-from ..core.traverse import leaves_with_path
+from ..core.traverse import leaves_with_path, nodes
 from ..device.kinds import MoveKind, is_accelerator
 from ..device.staging import StagingPool
 from ..errors import LockedError, MissingKeyError, PlanMismatch, SchemaMismatch, table_of
 from .attrs import TensorAttrs
 from .coalesce import PACK_BELOW
-from .execute import RunOptions, asynchronous, devices_to_wait_for, options_for, run_routes
+from .execute import (
+    RunOptions,
+    asynchronous,
+    copy_along,
+    devices_to_wait_for,
+    options_for,
+    run_routes,
+)
 from .memory import CHECKED_NBYTES, check_free_memory
 from .names import dtype_name
 from .pending import PendingMoves
-from .placing import place, write_out
+from .placing import cast_in_place, place, write_out
 from .report import PlanReport, read_plan
 from .routes import TRANSFERS, Move, Route, distinct
 from .rules import Unmatched, near_misses
@@ -148,11 +155,29 @@ class MovePlan(PlanReport):
         tensors = self._checked(td)
         if inplace and td._lock is not None:
             raise LockedError
+        if inplace and all(route.kind in _STAYS for route in self.distinct_routes):
+            del tensors
+            return self._cast_in_place(td)
         self._check_memory()
         moved, _ = run_routes(tensors, self.routes, self._options(self.non_blocking))
         if out is not None:
             return write_out(out, self.paths, moved)
         return self._place(td, moved, inplace)
+
+    def _cast_in_place(self, td: Any) -> Any:
+        moving = [index for index, route in enumerate(self.routes) if route.moves]
+        place_of = {index: position for position, index in enumerate(moving)}
+        ties = {place_of[i]: place_of[first] for i, first in self.ties.items()}
+        cast_in_place(
+            td,
+            [self.paths[index] for index in moving],
+            lambda position, x: copy_along(x, self.routes[moving[position]], False),
+            ties,
+        )
+        if self.target_device is not None:
+            for part in nodes(td):
+                part._device = self.target_device
+        return td
 
     def start(self, td: Any, *, inplace: bool = False) -> PendingMoves:
         """Begin the moves of `run` without waiting for any copy.
@@ -313,6 +338,9 @@ def _reversed(route: Route) -> Route:
         kind = MoveKind.CAST if route.casts else MoveKind.ALIAS
     return Route(kind, route.device, route.dtype, route.src_device, route.src_dtype)
 
+
+# Kinds without a transfer: done leaf by leaf in place, each source is freed at once.
+_STAYS = (MoveKind.ALIAS, MoveKind.CAST, MoveKind.RELAYOUT)
 
 _BACK = {
     MoveKind.H2D: MoveKind.D2H,

@@ -77,7 +77,12 @@ def make_route(
     memory_format: torch.memory_format | None = None,
     pin: bool | None = None,
 ) -> Route:
-    """The route of one tensor to a target; ``None`` keeps what it has."""
+    """The route of one tensor to a target; ``None`` keeps what it has.
+
+    A channels-last format is for tensors of 4 (or 5) dimensions; others keep their strides.
+    """
+    if memory_format is not None and x.ndim != _DIMS.get(memory_format, x.ndim):
+        memory_format = None
     src_device, src_dtype = x.device, x.dtype
     to_device = src_device if device is None else device
     to_dtype = src_dtype if dtype is None else dtype
@@ -96,6 +101,9 @@ def make_route(
             kind = MoveKind.CAST
     form = memory_format if kind is not MoveKind.ALIAS else None
     return Route(kind, src_device, src_dtype, to_device, to_dtype, form, pin_result, pinned)
+
+
+_DIMS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
 def _has_format(x: Tensor, memory_format: torch.memory_format) -> bool:
