@@ -205,12 +205,15 @@ class Link:
         frame = wire.reply_frame(Kind.REFUSE, body)
         self.post_reply(frame)
         if wire.parse_header(bytes(frame)).inline_schema:
-            # A peer that is not a sender of ours may never take it: do not wait for that.
-            _unclaimed.append(self._sent.pop())
-            del _unclaimed[:-_KEEP]
+            self.leave()  # a peer that is not a sender of ours may never take it
         else:
             self._post(bytes_tensor(bytearray(body)), _REPLY, control=True)
             self.flush()
+
+    def leave(self) -> None:
+        """Do not wait for the last message to be taken; its memory stays for a while."""
+        _unclaimed.append(self._sent.pop())
+        del _unclaimed[:-_KEEP]
 
     def answer(self, buffer: Tensor, work: Work, allowed: tuple[Kind, ...]) -> Kind:
         """Wait for an answer; raise the peer's error when it refuses.
@@ -253,7 +256,7 @@ class Link:
 
 
 _KEEP: Final = 64
-# Refusals under way: their memory must stay until they are through.
+# Answers under way: their memory must stay until they are through.
 _unclaimed: list[Any] = []
 
 

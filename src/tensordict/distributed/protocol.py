@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..core.leaf import Leaf
 from ..core.node import Node
-from ..errors import TransferError, WireError
+from ..errors import StagingExhausted, TransferError, WireError
 from . import packing, receive, wire
 from .describe import Described, decode_values, encode_values
 from .endpoint import Known, known
@@ -33,7 +33,7 @@ from .packing import Stage
 from .refusal import decode_error, encode_error
 from .schema import decode
 from .transport import Work, bytes_tensor
-from .wire import Checksum, Header, Kind
+from .wire import Checksum, Header, Kind, Limits
 
 _Ready: TypeAlias = "tuple[Tensor, list[Tensor]]"  # the packed message, and the large leaves
 
@@ -246,7 +246,7 @@ def run_recv(request: Request, target: receive.Target) -> Node:
             raise _refused(link, header, trouble)
         try:
             entry = _schema(link, header, data)
-            _check_sizes(header, entry)
+            _check_sizes(header, entry, link.request.limits)
         except WireError as error:
             raise _refused(link, header, error) from None
         found = target.mismatch(entry, link)
@@ -310,12 +310,17 @@ def _fetch_schema(link: Link, header: Header) -> bytes:
     return buffer.numpy().tobytes()
 
 
-def _check_sizes(header: Header, entry: Known) -> None:
+def _check_sizes(header: Header, entry: Known, limits: Limits) -> None:
     values = header.payload_nbytes - entry.packing.nbytes
     if values < 0 or (values > 0) != bool(entry.schema.values):
         raise WireError(
             f"a payload of {header.payload_nbytes} bytes does not fit a schema of "
             f"{entry.packing.nbytes} bytes and {len(entry.schema.values)} values",
+            16,
+        )
+    if values > limits.max_schema_nbytes:
+        raise WireError(
+            f"{values} bytes of non-tensor values are above the limit of {limits.max_schema_nbytes}",
             16,
         )
     if header.inline_payload and entry.packing.large:
@@ -327,7 +332,11 @@ def _take(link: Link, header: Header, entry: Known, target: receive.Target, data
     plan = entry.packing
     link.request.endpoint.met(link.request.peer, entry)
     values_nbytes = header.payload_nbytes - plan.nbytes
-    landing = target.landing(entry, values_nbytes)
+    try:
+        landing = target.landing(entry, values_nbytes)
+    except (RuntimeError, MemoryError) as error:
+        text = f"{link.me} has no room for {header.payload_nbytes} bytes from {link.peer}: {error}"
+        raise _refused(link, header, StagingExhausted(text)) from None
     link.stage = "payload"
     if header.inline_payload:
         first = wire.HEADER_NBYTES + (header.schema_nbytes if header.inline_schema else 0)
@@ -350,10 +359,11 @@ def _take(link: Link, header: Header, entry: Known, target: receive.Target, data
         if _has_commit(header):
             link.refuse(error)
         raise
+    link.flush()  # nothing may fail once the target is written
     out = landing.commit(leaves)
     if _has_commit(header):
         link.accept(Kind.COMMIT)
-    link.flush()
+        link.leave()
     landing.release()
     return out
 

@@ -71,12 +71,18 @@ class Checksum(enum.IntEnum):
 class Limits:
     """What a receiver is ready to allocate or to walk for a peer, in bytes and counts.
 
+    Attributes:
+        max_schema_nbytes: of a schema, and of the encoded non-tensor values.
+        max_payload_nbytes: of everything else.
+        max_depth: of nested tensordicts.
+        max_entries: nodes, and parts of leaves.
+
     >>> Limits(max_payload_nbytes=1 << 20).max_payload_nbytes
     1048576
     """
 
     max_schema_nbytes: int = 64 << 20
-    max_payload_nbytes: int = 1 << 40
+    max_payload_nbytes: int = 1 << 38
     max_depth: int = 128
     max_entries: int = 4_000_000
 
