@@ -16,6 +16,7 @@ from torch import Size, Tensor
 from .._keys import short
 from ..core import lock as locking
 from ..core.leaf import Leaf, NonTensorDataBase, join
+from ..core.lock import LockState
 from ..core.node import KEEP, Entry, Node
 from ..core.registry import register_node
 from ..core.sizes import insert, wrap_dim
@@ -57,7 +58,7 @@ class LazyStackedTensorDict(TensorDictBase):
     (torch.Size([2]), True, torch.Size([2, 3]))
     """
 
-    __slots__ = ("_stack_dim", "_stacked")
+    __slots__ = ("_own_lock", "_stack_dim", "_stacked")
 
     kind = "lazy_stack"
 
@@ -93,6 +94,22 @@ class LazyStackedTensorDict(TensorDictBase):
             own = self._dim_names or [None] * ndim
             own[self._stack_dim] = stack_dim_name
             self._dim_names = own
+
+    if not TYPE_CHECKING:
+
+        @property
+        def _lock(self) -> LockState | None:
+            # A stack over locked members is locked, whoever locked them: a write would go there.
+            if self._own_lock is not None:
+                return self._own_lock
+            for member in self._stacked:
+                if member._lock is None:
+                    return None
+            return LockState()
+
+        @_lock.setter
+        def _lock(self, state: LockState | None) -> None:
+            self._own_lock = state
 
     @classmethod
     def _new(cls, members: list[Any], stack_dim: int) -> Self:
@@ -256,6 +273,12 @@ class LazyStackedTensorDict(TensorDictBase):
         if isinstance(first, Node):
             _same_kind(name, column, Node)
             bare = self._new([entry._bare() for entry in column], self._stack_dim)
+            own = self._dim_names
+            if own is not None and own[self._stack_dim] is not None:
+                names = bare._dim_names or [None] * len(bare._batch_size)
+                bare._dim_names = [
+                    own[self._stack_dim] if i == self._stack_dim else n for i, n in enumerate(names)
+                ]
             return first._dress(bare)
         _same_kind(name, column, Leaf)
         if not isinstance(first, NonTensorDataBase) and all(entry is first for entry in column):

@@ -20,7 +20,7 @@ from ..core.structural import StructuralOp
 from ..core.traverse import map_entries
 from ..errors import ShapeError
 from ..ops.indexing import Index, Rows, Select, Span
-from ..ops.reductions import Reduce
+from ..ops.reductions import Along, Reduce
 from ..ops.shape import (
     Broadcast,
     Expand,
@@ -295,6 +295,9 @@ def _filled(node: Any, value: float) -> Any:
     return map_entries(node, fill)
 
 
+# --- operations that compute: along other dimensions on each member --------------------------
+
+
 @rule(Reduce)
 def _reduce(stack: Any, op: Reduce) -> Any:
     dim = stack._stack_dim
@@ -302,6 +305,14 @@ def _reduce(stack: Any, op: Reduce) -> Any:
         return None
     inner = Reduce(op.fold, tuple([d - (d > dim) for d in op.dims]), op.keepdim)
     return _each(stack, op, inner, dim if op.keepdim else dim - sum(d < dim for d in op.dims))
+
+
+@rule(Along)
+def _along(stack: Any, op: Along) -> Any:
+    dim = stack._stack_dim
+    if op.dim == dim:
+        return None
+    return _each(stack, op, Along(op.fn, op.dim - (op.dim > dim)), dim)
 
 
 # --- any other operation: by row numbers ---------------------------------------------------

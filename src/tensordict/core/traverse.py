@@ -56,6 +56,11 @@ def parts(node: Node) -> Iterable[tuple[str, Entry]]:
     return [(str(i), member) for i, member in enumerate(members)]
 
 
+def has_stack(node: Node) -> bool:
+    """Whether a tree has a stack in it, whose leaves are rows of what is read by key."""
+    return any(part._members() is not None for part in nodes(node))
+
+
 def holders(node: Node) -> list[Node]:
     """The nodes that hold the entries of a node: itself, or those of the members of a stack."""
     members = node._members()
@@ -266,7 +271,7 @@ def spread(node: Node, value: Tensor) -> list[Tensor]:
 
     Args:
         node: any tree.
-        value: shape ``[*B']``, which broadcasts to the batch size ``[*B]`` of the same length.
+        value: shape ``[*B']``, which broadcasts to the leading dimensions of the batch.
 
     Returns:
         For each of ``leaves(node)`` a view with one dimension of size 1 for each of its

@@ -23,8 +23,9 @@ class UnbatchedTensor(Leaf):
         data: the tensor.
         batch_size: the batch it is said to have, that of the tensordict it is written to.
 
-    Reading ``td[key]`` gives the tensor, ``td.get(key)`` the wrapper.  Pointwise
-    operations leave it as it is; ``to(device)`` of the tensordict moves it.
+    Reading ``td[key]`` gives the tensor, ``td.get(key)`` the wrapper.  Operations on the
+    leaves of the tensordict (pointwise, ``to``) leave it as it is; written to a
+    tensordict with a device, it moves there.
 
     >>> from tensordict import TensorDict
     >>> td = TensorDict({"x": torch.zeros(3), "table": UnbatchedTensor(torch.arange(5))}, [3])

@@ -197,6 +197,12 @@ class ApplyMethods(Node):
     def fill_(self, key: NestedKey, value: Any) -> Self:
         """Write one value into an entry: every element of a tensor, or every leaf of a tensordict."""
         path = path_of(key)
+        holder, rest = write.resolve(self, path)
+        stack = holder._members()
+        if stack is not None and len(rest) == 1:
+            for member in stack:
+                member.fill_(rest, value)  # type: ignore[attr-defined]
+            return self
         entry = write.require(self, path)
         if isinstance(entry, Tensor):
             entry.fill_(value)

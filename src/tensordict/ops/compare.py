@@ -19,9 +19,7 @@ from ..core.traverse import (
     DESCEND,
     leaves,
     leaves_like,
-    nodes_with_path,
     only_tensors,
-    parts,
     zip_map,
 )
 from ..errors import StructureError
@@ -49,10 +47,7 @@ class CompareMethods(Node):
             return False
         if not all(torch.equal(x, y) for x, y in zip(leaves(self), ys)):
             return False
-        mine, theirs = _values(self), _values(other)
-        return mine.keys() == theirs.keys() and all(
-            bool(compare(v, theirs[k]).all()) for k, v in mine.items()
-        )
+        return _equal_values(self, other)
 
     def allclose(
         self, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
@@ -79,13 +74,40 @@ def _allclose(input: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
     return bool(input.allclose(other, *args, **kwargs))
 
 
-def _values(node: Node) -> dict[Path, NonTensorDataBase]:
-    return {
-        (*path, name): entry
-        for path, part in nodes_with_path(node)
-        for name, entry in parts(part)
-        if isinstance(entry, NonTensorDataBase)
-    }
+def _equal_values(node: Node, other: Node) -> bool:
+    """Whether two trees hold the same non-tensor values under the same keys."""
+    pairs: list[tuple[NonTensorDataBase, Any]] = []
+
+    def visit(path: Path, entry: Entry, theirs: list[Entry | None]) -> Any:
+        if isinstance(entry, Node):
+            return DESCEND
+        if isinstance(entry, NonTensorDataBase):
+            pairs.append((entry, theirs[0]))
+        return None
+
+    zip_map(node, (other,), visit, lambda path, part, entries: None)
+    if any(not isinstance(theirs, NonTensorDataBase) for _, theirs in pairs):
+        return False
+    if len(pairs) != _count_values(node, other):
+        return False
+    return all(bool(compare(mine, theirs).all()) for mine, theirs in pairs)
+
+
+def _count_values(node: Node, other: Node) -> int:
+    """How many non-tensor entries ``other`` has, counted along the stacks of ``node``."""
+    members = node._members()
+    if members is not None:
+        shares = node._shares(other, len(other._batch_size))
+        return sum(_count_values(m, share) for m, share in zip(members, shares))
+    count = 0
+    for name in other._names():
+        entry = other._fetch(name)
+        if isinstance(entry, NonTensorDataBase):
+            count += 1
+        elif isinstance(entry, Node):
+            mine = node._fetch(name)
+            count += _count_values(mine if isinstance(mine, Node) else entry, entry)
+    return count
 
 
 def comparison(row: Comparison) -> dict[str, Callable[..., Any]]:

@@ -13,7 +13,7 @@ from .._typing import Path
 from ..core.leaf import NonTensorDataBase, NonTensorStack, same
 from ..core.node import Entry, Node
 from ..core.torch_function import as_methods, implements
-from ..core.traverse import leaves
+from ..core.traverse import leaves, spread
 from ..errors import (
     BatchSizeError,
     DimError,
@@ -70,7 +70,8 @@ class MaskingMethods(Node):
         tensor([1., 0.])
         """
         _check_mask(mask, self._batch_size, "mask")
-        return self._map(lambda x: x.masked_fill(_right(mask, x), value))
+        pairs = zip(leaves(self), spread(self, mask))
+        return self._rebuild(iter([x.masked_fill(_beside(m, x), value) for x, m in pairs]))
 
     def masked_fill_(self, mask: Tensor, value: Any) -> Self:
         """`masked_fill` in place; allowed when locked."""
@@ -80,8 +81,8 @@ class MaskingMethods(Node):
             torch.full(
                 (), value, dtype=dtype
             )  # raises before the first write what would raise in it
-        for x in tensors:
-            x.masked_fill_(_right(mask, x), value)
+        for x, m in zip(tensors, spread(self, mask)):
+            x.masked_fill_(_beside(m, x), value)
         return self
 
     def where(
@@ -119,7 +120,14 @@ class MaskingMethods(Node):
                 )
             result: Self = _chosen(condition, self, other, pad, ())
         elif isinstance(other, (Tensor, bool, int, float, complex)):
-            result = self._map(lambda x: torch.where(_right(condition, x), x, _operand(other, x)))
+            xs = leaves(self)
+            masks = spread(self, condition)
+            ys: list[Any] = [other] * len(xs)
+            if isinstance(other, Tensor) and other.shape == self._batch_size[: other.ndim]:
+                ys = list(spread(self, other))
+            result = self._rebuild(
+                iter([torch.where(_beside(m, x), x, y) for x, m, y in zip(xs, masks, ys)])
+            )
         else:
             raise EntryTypeError(
                 f"Cannot choose between a tensordict and a {type(other).__name__}: expected a "
@@ -151,11 +159,8 @@ def _right(mask: Tensor, x: Tensor) -> Tensor:
     return mask.view(mask.shape + (1,) * missing) if missing else mask
 
 
-def _operand(other: Any, x: Tensor) -> Any:
-    """A tensor that has the leading shape of ``x`` follows its rows; others broadcast as usual."""
-    if not isinstance(other, Tensor) or not other.ndim or other.shape != x.shape[: other.ndim]:
-        return other
-    return _right(other, x)
+def _beside(mask: Tensor, x: Tensor) -> Tensor:
+    return mask if mask.device == x.device else mask.to(x.device)
 
 
 def _check_mask(mask: Any, batch: Size, what: str, error: type[Exception] = ShapeError) -> None:
@@ -170,6 +175,11 @@ def _check_mask(mask: Any, batch: Size, what: str, error: type[Exception] = Shap
 
 
 def _chosen(condition: Tensor, a: Any, b: Any, pad: Any, path: Path) -> Any:
+    members = a._members()
+    if members is not None:
+        dim, rows = a.stack_dim, a._shares(b, len(b._batch_size))
+        masks = condition.unbind(dim) if condition.ndim > dim else [condition] * len(members)
+        return a._regroup([_chosen(c, x, y, pad, path) for c, x, y in zip(masks, members, rows)])
     entries: dict[str, Entry] = {}
     theirs = b._names()
     for name, x in a._items():

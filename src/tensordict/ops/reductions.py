@@ -23,7 +23,7 @@ from ..core.node import Entry, Node
 from ..core.sizes import EMPTY, insert, wrap_dim, wrap_dims
 from ..core.structural import DimNames, StructuralOp, named
 from ..core.torch_function import implements
-from ..core.traverse import DESCEND, leaves, nodes, zip_map
+from ..core.traverse import DESCEND, has_stack, leaves, nodes, zip_map
 from ..errors import EntryTypeError, ShapeError
 from .operands import grouped, run_grouped
 from .shape import Expand
@@ -76,16 +76,19 @@ class ReductionMethods(Node):
         >>> TensorDict(a=torch.tensor([3.0, 4.0])).norm()["a"]
         tensor(5.)
         """
-        xs = leaves(self)
         norm = torch.linalg.vector_norm
+        if has_stack(self):  # by key: the rows of an entry have one norm
+            return _finished(
+                reduced(self, lambda x, dims, keep: norm(x, p, dtype=dtype)), key_transform, out
+            )
+        xs = leaves(self)
         if grouped(xs):
             norms = run_grouped(torch._foreach_norm, norm, xs, p, dtype=dtype)
         else:
             norms = [norm(x, p, dtype=dtype) for x in xs]
         todo = iter(norms)
         result = reduced(self, lambda x, dims, keep: next(todo), None)
-        result = _renamed(result, key_transform)
-        return result if out is None else out.copy_(result)
+        return _finished(result, key_transform, out)
 
 
 class Reduce(StructuralOp):
@@ -138,6 +141,37 @@ class Reduce(StructuralOp):
         return out.reshape(tuple(self.size(Size(rows.shape))))
 
 
+class Along(StructuralOp):
+    """A function of one dimension that leaves the shape as it is.
+
+    Attributes:
+        fn: ``fn(tensor, dim)``.
+        dim: the batch dimension.
+    """
+
+    __slots__ = ("dim", "fn")
+
+    keeps_lock = False
+    moves_rows = False
+
+    def __init__(self, fn: Callable[[Tensor, int], Tensor], dim: int) -> None:
+        self.fn = fn
+        self.dim = dim
+
+    def size(self, batch: Size) -> Size:
+        return batch
+
+    def names(self, names: DimNames) -> DimNames | None:
+        return names
+
+    def leaf(self, x: Tensor) -> Tensor:
+        return self.fn(x, self.dim)
+
+    def values(self, rows: np.ndarray) -> np.ndarray:
+        """Values without an order stay."""
+        return rows
+
+
 def reduced(node: Any, fold: Fold, dim: Dims = None, keepdim: bool = False) -> Any:
     """A tree reduced over ``dim``, see the top of the module."""
     if dim == "feature":
@@ -167,6 +201,8 @@ def _feature(x: Tensor, n: int, fold: Fold) -> Tensor:
 
 def together(node: Any, fold: Fold, dim: Dims, keepdim: bool, name: str) -> Tensor:
     """The leaves reduced over ``dim`` and with each other, to one tensor."""
+    if dim is not None and has_stack(node):
+        node = node.to_tensordict()  # by key: dimensions are those of the entries
     xs = _some(node, name)
     if dim is None:
         return fold(torch.cat([x.reshape(-1) for x in xs]), (0,), False)
@@ -202,6 +238,11 @@ def _wrapped(dim: Any, node: Node) -> tuple[int, ...]:
     raise EntryTypeError(
         f"Cannot reduce over {dim!r}: expected a batch dimension, a tuple of them, or 'feature'."
     )
+
+
+def _finished(result: Any, key_transform: Callable[[str], str] | None, out: Any) -> Any:
+    result = _renamed(result, key_transform)
+    return result if out is None else out.copy_(result)
 
 
 def _renamed(node: Any, key_transform: Callable[[str], str] | None) -> Any:
@@ -391,7 +432,7 @@ def scan(row: Scan) -> dict[str, Callable[..., Any]]:
         def method(self: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
             d = wrap_dim(dim, len(self._batch_size))
             given = extra(params, args, kwargs)
-            return self._map(lambda x: fn(x, d, **given))
+            return self._restructure(Along(lambda x, d: fn(x, d, **given), d))
 
     implements(fn)(method)
     return {row.name: method}
@@ -409,6 +450,11 @@ def _scan_with_indices(row: Scan) -> Callable[..., Any]:
         if reduce:
             pair = together(self, lambda x, dims, keep: fn(x, dims[0]), d, False, name)
             return pair if return_indices else pair[0]
+        if has_stack(self):  # its leaves do not have the dimension under this number
+            values = self._restructure(Along(lambda x, d: fn(x, d)[0], d))
+            if not return_indices:
+                return values
+            return made((values, self._restructure(Along(lambda x, d: fn(x, d)[1], d))))
         pairs = [fn(x, d) for x in leaves(self)]
         values = self._rebuild(iter([pair[0] for pair in pairs]))
         if not return_indices:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._keys import short
 from .._typing import Path
 from ..core.lock import lock
-from ..core.traverse import leaves_with_path, nodes, rebuild
+from ..core.traverse import leaves_with_path, nodes, parts, rebuild
 from ..core.write import resolve
 from ..errors import LockedError, SchemaMismatch
 
@@ -90,7 +90,7 @@ def replace_leaves(td: Any, tensors: Sequence[Tensor], device: torch.device | No
         raise LockedError
     for node, moved in zip(nodes(td), nodes(rebuild(td, tensors))):
         node._device = device
-        for name, entry in list(moved._items()):
+        for name, entry in list(parts(moved)):
             if isinstance(entry, Tensor):
                 node._store(name, entry)
     return td

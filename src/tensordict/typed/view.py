@@ -344,12 +344,12 @@ def set_field(view: TypedView, name: str, value: Any) -> None:
         AttributeError: no such field.
     """
     spec = view._spec
+    if view._lock is not None:
+        if spec.options.frozen:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        raise LockedError
     if name not in spec.fields:
         raise no_such_field(type(view), name)
-    if spec.options.frozen and view._lock is not None:
-        raise FrozenInstanceError(f"cannot assign to field {name!r}")
-    if view._lock is not None:
-        raise LockedError
     inner = view._inner
     entry = spec.entry(inner, name, value)
     if entry is not None:
