@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {}
+# Operators that torch wrote in Python, by the name of the function (``Tensor.__rtruediv__``
+# is ``"__rdiv__"``): torch.compile does not find these functions in a dict.
+OPERATORS: dict[str, Callable[..., Any]] = {}
 
 
 def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -24,11 +29,22 @@ def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     return register
 
 
+def implements_operator(name: str, fn: Callable[..., Any]) -> None:
+    """Register our rule for an operator of ``torch.Tensor``, as ``"__rsub__"``."""
+    method = getattr(Tensor, name)
+    if isinstance(method, FunctionType):
+        OPERATORS[method.__name__] = fn
+    else:
+        HANDLERS.setdefault(method, fn)
+
+
 def dispatch(
     func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Any:
     """Run our rule for ``func``; ``NotImplemented`` (torch raises TypeError) without one."""
-    handler = HANDLERS.get(func)
+    handler = OPERATORS.get(func.__name__) if isinstance(func, FunctionType) else None
+    if handler is None:
+        handler = HANDLERS.get(func)
     if handler is None:
         return NotImplemented
     return handler(*args, **(kwargs or {}))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.node import Node
-from ..core.torch_function import implements
+from ..core.torch_function import implements, implements_operator
 from ..core.traverse import leaves
 from ..errors import EntryTypeError
 from .compare import comparison
@@ -185,7 +185,17 @@ def _binary(row: Binary) -> dict[str, Method]:
             return method(input, other, *args, **kwargs)
         return swapped(other, input, *args, **kwargs)
 
+    def in_place_rule(input: Any, other: Any, **kwargs: Any) -> Any:
+        return inplace(input, other, **kwargs) if isinstance(input, Node) else NotImplemented
+
     implements(fn, getattr(Tensor, torch_name(row), fn))(rule)
+    if row.dunder:
+        # What ``tensor op td`` and, when traced, ``td op tensor`` are to torch.
+        implements_operator(f"__{row.dunder}__", rule)
+        implements_operator(f"__r{row.dunder}__", lambda input, other: rule(other, input))
+        if row.inplace:
+            implements_operator(f"__i{row.dunder}__", in_place_rule)
+            implements(getattr(Tensor, f"{torch_name(row)}_"))(in_place_rule)
     return made
 
 

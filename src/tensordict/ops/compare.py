@@ -14,7 +14,7 @@ from .._typing import Path
 from ..core import write
 from ..core.leaf import NonTensorData, NonTensorDataBase, compare
 from ..core.node import Entry, Node
-from ..core.torch_function import implements
+from ..core.torch_function import implements, implements_operator
 from ..core.traverse import (
     DESCEND,
     leaves,
@@ -131,7 +131,8 @@ def comparison(row: Comparison) -> dict[str, Callable[..., Any]]:
             return method(input, other)
         return _compared(other, input, lambda y, x: op(x, y), name)
 
-    implements(fn, getattr(Tensor, name), getattr(Tensor, f"__{name}__"))(rule)
+    implements(fn, getattr(Tensor, name))(rule)
+    implements_operator(f"__{name}__", rule)
     return {name: method, f"__{name}__": dunder}
 
 
