@@ -150,7 +150,7 @@ class Stage:
         """The packed message with room for encoded values at its end, uint8."""
         need = self.packing.packed_nbytes + values_nbytes
         if need > self._room.numel():
-            self._allocate(2 * values_nbytes)
+            self._allocate(values_nbytes)
         return self._room if need == self._room.numel() else self._room[:need]
 
     def large_buffers(self) -> list[Tensor]:
