@@ -21,6 +21,7 @@ from ..core.leaf import Leaf, NonTensorData, NonTensorStack
 from ..core.lock import lock
 from ..core.node import Node
 from ..core.traverse import nodes_with_path
+from ..core.traverse import parts as parts_of
 from ..errors import TensorDictError, UnsupportedLeaf, WireError
 from ..storage import values as codec
 from ..storage.buffer import why_not_bytes
@@ -111,13 +112,17 @@ def _walk(node: Node, schema: Schema, *, careful: bool) -> Described:
         schema.kinds.append(child.kind)
         schema.headers.append(child._header())
         schema.locked.append(child._lock is not None)
-        schema.keys.append(list(child._names()))
-        entries = [entry for _, entry in child._items()]
+        items = parts_of(child)
+        if child._members() is None:
+            schema.keys.append(list(child._names()))
+        else:
+            schema.keys.append([name for name, _ in items])
+        entries = [entry for _, entry in items]
         if not careful and _PLAIN.issuperset(map(type, entries)):
             schema.entries.append(TENSOR * len(entries))
             parts.extend(entries)  # type: ignore[arg-type]
         else:
-            letters = [_add_entry(out, child, name, entry, path) for name, entry in child._items()]
+            letters = [_add_entry(out, child, name, entry, path) for name, entry in items]
             schema.entries.append("".join(letters))
     return out
 
@@ -332,12 +337,10 @@ def build(
                     sources[TENSOR] += schema.composites[at].n
                 else:
                     entries[name] = nodes[children[at]]
-        header = schema.headers[i]
-        if header.get("device") is not None:
-            header = {**header, "device": None if device is None else str(device)}
+        header = _placed(schema.headers[i], device)
         try:
             nodes[i] = registry.node_class(schema.kinds[i])._from_header(header, entries)
-        except (TensorDictError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        except Exception as error:  # whatever a kind of node thinks of a foreign header
             raise WireError(f"node {i} cannot be made: {error}") from None
     if locks:
         for node, locked in zip(nodes, schema.locked):
@@ -346,6 +349,14 @@ def build(
     root = nodes[0]
     assert root is not None
     return root
+
+
+def _placed(header: dict[str, Any], device: torch.device | None) -> dict[str, Any]:
+    """A header for leaves that came to lie on ``device``; that of a view has another inside."""
+    if header.get("device") is not None:
+        header = {**header, "device": None if device is None else str(device)}
+    inner = header.get("header")
+    return header if inner is None else {**header, "header": _placed(inner, device)}
 
 
 def _starts(schema: Schema) -> list[tuple[int, int, int, list[int]]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core.leaf import Leaf
 from ..core.lock import touched
 from ..core.node import Node
+from ..core.registry import known_node
 from ..errors import SchemaMismatch, TransferError
 from ..storage.buffer import fill
 from . import composite
@@ -81,6 +82,12 @@ class New:
 
     def mismatch(self, entry: Known, link: Link) -> Exception | None:
         """A new tensordict takes everything but shards of a mesh that is not given."""
+        strange = [k for k in dict.fromkeys(entry.schema.kinds) if known_node(k) is None]
+        if strange:
+            return TransferError(
+                f"{link.me} cannot receive nodes of kind {strange[0]!r} from {link.peer}: nothing "
+                "registered it. Import the module that defines it first."
+            )
         shards = [c for c in entry.schema.composites if c.kind == composite.DTENSOR]
         if shards and self.mesh is None:
             return TransferError(

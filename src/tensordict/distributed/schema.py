@@ -239,11 +239,16 @@ def _check_header(header: Any) -> None:
     batch = header.get("batch_size")
     if batch is not None:
         _sizes(batch)
+    if "header" in header:
+        _need(type(header["header"]) is dict, "an inner header is not an object")
+        _need("header" not in header["header"], "a header inside a header inside a header")
+        _check_header(header["header"])
     device = header.get("device")
     _need(device is None or type(device) is str, "a device is not a string")
     names = header.get("names")
     if names is not None:
-        _need(type(names) is list and len(names) == len(batch or ()), "names do not fit the batch")
+        _need(type(names) is list, "names is not a list")
+        _need(batch is None or len(names) == len(batch), "names do not fit the batch")
         _need(all(x is None or type(x) is str for x in names), "a name is not a string")
 
 
@@ -271,10 +276,38 @@ def _check_tree(schema: Schema, limits: Limits) -> None:
             counts[letter] += letters.count(letter)
         _need(not letters.strip("tnvc"), "unknown letter in entries")
     _need(not any(left), "a node is missing")
+    _check_batches(schema)
     _need(counts[VALUE] == len(schema.values), "values and entries differ")
     _need(counts[COMPOSITE] == len(schema.composites), "composites and entries differ")
     parts = counts[TENSOR] + sum(c.n for c in schema.composites)
     _need(parts == len(schema.dtypes) == len(schema.shapes), "parts and entries differ")
+
+
+def _check_batches(schema: Schema) -> None:
+    """Tensors and nodes start with the batch size of the node that holds them."""
+    part = whole = 0
+    stack: list[tuple[int, list[int]]] = []  # children to come, batch size
+    for header, letters in zip(schema.headers, schema.entries):
+        while stack and not stack[-1][0]:
+            stack.pop()
+        batch = header.get("batch_size", header.get("header", {}).get("batch_size")) or []
+        if stack:
+            count, above = stack.pop()
+            stack.append((count - 1, above))
+            _need(
+                batch[: len(above)] == above or "batch_size" not in header,
+                f"a node of batch size {batch} in one of {above}",
+            )
+        stack.append((letters.count(NODE), batch))
+        n, wholes = letters.count(TENSOR), letters.count(COMPOSITE)
+        if batch and not wholes:
+            for shape in set(schema.shapes[part : part + n]):
+                _need(
+                    list(shape[: len(batch)]) == batch,
+                    f"a leaf of shape {list(shape)} in a node of batch size {batch}",
+                )
+        part += n + sum(c.n for c in schema.composites[whole : whole + wholes])
+        whole += wholes
 
 
 def _check_parts(schema: Schema, limits: Limits) -> None:
@@ -401,14 +434,25 @@ def _shown(path: Path) -> Any:
     return short(path) if path else ()
 
 
+def _structure(header: dict[str, Any]) -> dict[str, Any]:
+    """What of a header counts beside its batch size; a typed view has a header inside."""
+    out = {k: v for k, v in header.items() if k not in ("batch_size", "device", "names", "header")}
+    if type(header.get("header")) is dict:
+        inner = header["header"]
+        out["over"] = {"batch_size": inner.get("batch_size"), **_structure(inner)}
+    return out
+
+
 def _descriptions(schema: Schema) -> dict[Path, str]:
     composites = {c.first: c for c in schema.composites}
     out: dict[Path, str] = {}
     for path, place in places(schema):
         if place.letter == NODE:
             header = schema.headers[place.node]
-            text = f"{schema.kinds[place.node]} tensordict of batch size {header.get('batch_size')}"
-            extra = {k: v for k, v in header.items() if k not in ("batch_size", "device", "names")}
+            text = f"{schema.kinds[place.node]} tensordict"
+            if "batch_size" in header:
+                text += f" of batch size {header['batch_size']}"
+            extra = _structure(header)
             if extra:
                 text += f" {_dumps(extra)}"
             if schema.locked[place.node]:
