@@ -1,7 +1,7 @@
 """A dict of torch tensors that behaves like one tensor."""
 
 from . import _pytree as _pytree  # registers the nodes
-from ._keys import unravel_key, unravel_key_list, unravel_key_to_tuple
+from ._keys import KEY_SEPARATOR, unravel_key, unravel_key_list, unravel_key_to_tuple
 from ._options import (
     capture_non_tensor_stack,
     get_defaults_to_none,
@@ -15,17 +15,45 @@ from ._options import (
 from ._typing import NestedKey
 from .containers.base import TensorDictBase
 from .containers.dense import TensorDict
+from .containers.factories import (
+    from_any,
+    from_csv,
+    from_dict,
+    from_json,
+    from_module,
+    from_modules,
+    from_namedtuple,
+    from_pandas,
+    from_parquet,
+    from_pytree,
+    from_struct_array,
+    from_tuple,
+    fromkeys,
+    make_tensordict,
+)
 from .containers.lazy import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
 from .containers.params import TensorDictParams
 from .core.leaf import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack, is_non_tensor
 from .core.linked import LinkedList
 from .core.unbatched import UnbatchedTensor
+from .ops.closeness import assert_allclose_td, assert_close
 from .ops.combine import cat, stack
 from .ops.convert import is_tensor_collection
+from .ops.convert_arrow import from_arrow, to_arrow
 from .ops.display_options import get_printoptions, set_printoptions
+from .ops.functions import (
+    dense_stack_tds,
+    group_by,
+    is_bool,
+    is_floating,
+    is_inexact,
+    is_integer,
+    merge_tensordicts,
+)
 from .ops.keys import default_is_leaf, is_leaf_nontensor
 from .ops.packing import PackLayout
 from .ops.padding import pad, pad_sequence
+from .ops.parsing import parse_tensor_dict_string
 from .placement.attrs import TensorAttrs
 from .storage.named import from_safetensors, to_safetensors
 from .tensorclass import TensorClass, is_tensorclass
@@ -34,6 +62,7 @@ from .typed.tensorclass import tensorclass  # takes the name of the module just 
 __version__ = "0.16.0"
 
 __all__ = [
+    "KEY_SEPARATOR",
     "LazyStackedTensorDict",
     "LinkedList",
     "MetaData",
@@ -48,12 +77,34 @@ __all__ = [
     "TensorDictBase",
     "TensorDictParams",
     "UnbatchedTensor",
+    "assert_allclose_td",
+    "assert_close",
     "capture_non_tensor_stack",
     "cat",
     "default_is_leaf",
+    "dense_stack_tds",
+    "from_any",
+    "from_arrow",
+    "from_csv",
+    "from_dict",
+    "from_json",
+    "from_module",
+    "from_modules",
+    "from_namedtuple",
+    "from_pandas",
+    "from_parquet",
+    "from_pytree",
     "from_safetensors",
+    "from_struct_array",
+    "from_tuple",
+    "fromkeys",
     "get_defaults_to_none",
     "get_printoptions",
+    "group_by",
+    "is_bool",
+    "is_floating",
+    "is_inexact",
+    "is_integer",
     "is_leaf_nontensor",
     "is_non_tensor",
     "is_tensor_collection",
@@ -61,9 +112,12 @@ __all__ = [
     "lazy_legacy",
     "lazy_stack",
     "list_to_stack",
+    "make_tensordict",
     "maybe_dense_stack",
+    "merge_tensordicts",
     "pad",
     "pad_sequence",
+    "parse_tensor_dict_string",
     "set_capture_non_tensor_stack",
     "set_get_defaults_to_none",
     "set_lazy_legacy",
@@ -71,6 +125,7 @@ __all__ = [
     "set_printoptions",
     "stack",
     "tensorclass",
+    "to_arrow",
     "to_safetensors",
     "unravel_key",
     "unravel_key_list",

@@ -12,6 +12,9 @@ from typing import Any
 from ._typing import NestedKey, Path
 from .errors import MissingKeyError
 
+# What joins the names of a nested key in one text, unless something else is asked for.
+KEY_SEPARATOR = "."
+
 
 def path_of(key: Any) -> Path:
     """The path of a key.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.leaf import NonTensorData, NonTensorStack
+from ..core.linked import LinkedList
 from ..core.node import Node
 from ..core.registry import node_class
 from ..core.traverse import fold
@@ -406,7 +407,7 @@ class PythonMethods(Node):
             convert_nodes: the elements are dicts, else tensordicts.
             convert_tensors: tensors become lists of numbers.
             tolist_first: nested tensordicts with a batch of their own become lists.
-            as_linked_list: accepted for compatibility of calls: a list is returned.
+            as_linked_list: the outermost list is a `LinkedList`.
 
         >>> import torch
         >>> from tensordict import TensorDict
@@ -415,7 +416,7 @@ class PythonMethods(Node):
         """
         if self._batch_size:
             rows: Any = self._rows()
-            return [
+            out = [
                 row.tolist(
                     convert_nodes=convert_nodes,
                     convert_tensors=convert_tensors,
@@ -423,6 +424,7 @@ class PythonMethods(Node):
                 )
                 for row in rows
             ]
+            return LinkedList(out) if as_linked_list else out
         if not convert_nodes:
             return self
         return to_dict(self, True, convert_tensors, tolist_first)
