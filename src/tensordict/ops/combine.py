@@ -98,7 +98,9 @@ def stack_entries(nodes: Sequence[Any], dim: int) -> Any:
     """`stack` of nodes that are dicts of entries, after the checks; keys come out sorted."""
     first = nodes[0]
     entries: dict[str, Entry] = {}
-    for name, column in sorted(_columns(nodes, ShapeError)):
+    columns = dict(_columns(nodes, ShapeError))
+    for name in sorted(columns):
+        column = columns[name]
         head = column[0]
         if isinstance(head, Tensor):
             entries[name] = _joined(torch.stack, column, dim, name)
