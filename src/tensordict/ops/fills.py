@@ -15,7 +15,7 @@ from ..core.node import Node
 from ..core.sizes import as_size, shape_args
 from ..core.structural import DimNames, StructuralOp, named
 from ..core.torch_function import HANDLERS
-from ..core.traverse import leaves_like, nodes_with_path
+from ..core.traverse import leaves, leaves_like, nodes_with_path
 from ..errors import LockedError
 from .reshaping import become
 
@@ -102,7 +102,7 @@ class FillMethods(Node):
         """
         options = _options(kwargs, device)
         if isinstance(data, Node):
-            values = iter(leaves_like(self, data))
+            values = iter(leaves(data))
             like = data._rebuild(iter(leaves_like(data, self)))
             out: Any = like._map(lambda x: _copied(x, next(values), options))
         else:

@@ -29,6 +29,8 @@ from .update import fill_out
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
 
 class MaskingMethods(Node):
     """masked_select, masked_fill and where."""
@@ -70,17 +72,18 @@ class MaskingMethods(Node):
         tensor([1., 0.])
         """
         _check_mask(mask, self._batch_size, "mask")
+        _check_value(value)
         pairs = zip(leaves(self), spread(self, mask))
         return self._rebuild(iter([x.masked_fill(_beside(m, x), value) for x, m in pairs]))
 
     def masked_fill_(self, mask: Tensor, value: Any) -> Self:
         """`masked_fill` in place; allowed when locked."""
         _check_mask(mask, self._batch_size, "mask")
+        _check_value(value)
         tensors = leaves(self)
         for dtype in {x.dtype for x in tensors}:
-            torch.full(
-                (), value, dtype=dtype
-            )  # raises before the first write what would raise in it
+            # What would fail in the first write of this dtype fails here.
+            torch.full((), value, dtype=dtype)
         for x, m in zip(tensors, spread(self, mask)):
             x.masked_fill_(_beside(m, x), value)
         return self
@@ -119,11 +122,11 @@ class MaskingMethods(Node):
                     f"{list(self._batch_size)}, got {list(other._batch_size)}."
                 )
             result: Self = _chosen(condition, self, other, pad, ())
-        elif isinstance(other, (Tensor, bool, int, float, complex)):
+        elif isinstance(other, (Tensor, *_NUMBERS)):
             xs = leaves(self)
             masks = spread(self, condition)
             ys: list[Any] = [other] * len(xs)
-            if isinstance(other, Tensor) and other.shape == self._batch_size[: other.ndim]:
+            if isinstance(other, Tensor) and other.ndim and other.shape == self._batch_size[: other.ndim]:
                 ys = list(spread(self, other))
             result = self._rebuild(
                 iter([torch.where(_beside(m, x), x, y) for x, m, y in zip(xs, masks, ys)])
@@ -171,6 +174,14 @@ def _check_mask(mask: Any, batch: Size, what: str, error: type[Exception] = Shap
         raise error(
             f"Cannot use the {what}: expected a shape that batch size {list(batch)} starts with, "
             f"got {list(mask.shape)}."
+        )
+
+
+def _check_value(value: Any) -> None:
+    one = not value.ndim if isinstance(value, Tensor) else isinstance(value, _NUMBERS)
+    if not one:
+        raise EntryTypeError(
+            f"Cannot fill with a {type(value).__name__}: expected a number or a 0-d tensor."
         )
 
 

@@ -14,6 +14,7 @@ from .._typing import NestedKey, Path
 from ..core.leaf import Leaf
 from ..core.node import Node
 from ..core.registry import node_class
+from ..core.structural import named
 from ..core.traverse import entries_with_path, nodes_with_path
 from ..errors import DimError, EntryTypeError, ShapeError, StructureError
 
@@ -82,11 +83,15 @@ class PackLayout:
         parts = flat.split([math.prod(shape) for shape in self.shapes], -1) if self.keys else ()
         make = node_class("dense")
         out = make._new({}, batch, None, self.device)
+        empty: dict[Path, Any] = {}
         for path, tail, names in self.nested:
-            given = None if names is None else [*[None] * len(batch), *names]
-            _put(out, path, make._new({}, batch + tail, given, self.device))
+            given = None if names is None else named([*[None] * len(batch), *names])
+            empty[path] = make._new({}, batch + tail, given, self.device)
         for key, shape, part in zip(self.keys, self.shapes, parts):
-            _put(out, (key,) if isinstance(key, str) else key, part.reshape(batch + shape))
+            _put(out, (key,) if isinstance(key, str) else key, part.reshape(batch + shape), empty)
+        for path in list(empty):  # parents before children: those without leaves
+            if path in empty:
+                _put(out, path, empty.pop(path), empty)
         return out
 
 
@@ -179,9 +184,13 @@ def _columns(node: Node, layout: PackLayout) -> list[Tensor]:
     return out
 
 
-def _put(node: Node, path: Path, entry: Any) -> None:
-    for name in path[:-1]:
+def _put(node: Node, path: Path, entry: Any, empty: dict[Path, Any]) -> None:
+    """Store an entry, and the nodes on the way to it when it is the first below them."""
+    for i, name in enumerate(path[:-1]):
         below = node._fetch(name)
+        if below is None:
+            below = empty.pop(path[: i + 1])
+            node._store(name, below)
         assert isinstance(below, Node)
         node = below
     node._store(path[-1], entry)
