@@ -126,7 +126,11 @@ class MaskingMethods(Node):
             xs = leaves(self)
             masks = spread(self, condition)
             ys: list[Any] = [other] * len(xs)
-            if isinstance(other, Tensor) and other.ndim and other.shape == self._batch_size[: other.ndim]:
+            if (
+                isinstance(other, Tensor)
+                and other.ndim
+                and other.shape == self._batch_size[: other.ndim]
+            ):
                 ys = list(spread(self, other))
             result = self._rebuild(
                 iter([torch.where(_beside(m, x), x, y) for x, m, y in zip(xs, masks, ys)])
