@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack, tensorclass
 from tensordict.device.fake import FakeDevices
 from tensordict.errors import LockedError
 from tensordict.placement import TensorAttrs
@@ -135,7 +135,7 @@ def test_cuda_that_is_missing_raises_what_torch_raises():
     # In a process of its own: fake devices tell torch that CUDA was initialised.
     code = """
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack, tensorclass
 for call in (lambda x: x.to("cuda"), lambda x: x.cuda(), lambda x: x.to("cuda:0")):
     for x in (torch.ones(2), TensorDict({"a": torch.ones(2)})):
         try:
@@ -387,8 +387,6 @@ def test_shape_operations_on_attrs_raise():
     spec = TensorDict({"a": torch.zeros(2)}).attrs()
     with pytest.raises(TypeError, match="describe whole leaves"):
         spec.unsqueeze(0) if hasattr(spec, "unsqueeze") else spec[None]
-    with pytest.raises(TypeError, match="Cannot stack"):
-        torch.stack([spec, spec])
 
 
 # --- with blocks ------------------------------------------------------------------
@@ -534,3 +532,64 @@ def test_every_pair_of_host_targets_equals_the_loop():
         for key, x in leaves(td).items():
             expected = x.to(device=x.device if device is None else device, dtype=dtype or x.dtype)
             assert (out[key].device, out[key].dtype) == (expected.device, expected.dtype)
+
+
+# --- stacks and typed views ---------------------------------------------------------------
+
+
+def ragged():
+    return lazy_stack(
+        [TensorDict({"a": torch.ones(n), "n": {"b": torch.zeros(2)}}) for n in (2, 3)]
+    )
+
+
+def test_lazy_stacks_move_by_their_members():
+    out = ragged().to(torch.float16)
+    assert [m["a"].dtype for m in out.unbind(0)] == [torch.float16] * 2
+    assert ragged().to("meta").device == META
+    td = ragged()
+    assert td.to(torch.float64, inplace=True) is td
+    assert [m["n", "b"].dtype for m in td.unbind(0)] == [torch.float64] * 2
+    dense = TensorDict({"n": {"b": torch.zeros(1, dtype=torch.int8)}}).attrs(fields=("dtype",))
+    out = td.to(dense)
+    assert [m["n", "b"].dtype for m in out.unbind(0)] == [torch.int8] * 2
+    assert out.unbind(0)[0]["a"] is td.unbind(0)[0]["a"]
+
+
+def test_attrs_of_a_lazy_stack_read_as_records_of_the_stack():
+    spec = ragged().attrs()
+    assert spec["n", "b"] == TensorAttrs("cpu", torch.float32, [2, 2])
+    assert spec["a"] == TensorAttrs("cpu", torch.float32)
+    assert "TensorAttrs" in repr(spec)
+
+
+def test_a_block_on_a_lazy_stack_writes_back_into_its_members():
+    td = ragged()
+    members = td.unbind(0)
+    a = members[1]["a"]
+    with td.to(torch.float64) as wide:
+        wide.unbind(0)[1]["a"].add_(1)
+        wide.unbind(0)[0]["new"] = torch.ones(1)
+    assert members[1]["a"] is a and a.tolist() == [2, 2, 2] and a.dtype is torch.float32
+    assert members[0]["a"].tolist() == [1, 1]
+    assert td.unbind(0)[0]["new"].tolist() == [1]
+
+
+@tensorclass
+class Sample:
+    x: torch.Tensor
+    tag: str
+
+
+def test_typed_views_keep_their_class_and_are_written_in_place():
+    sample = Sample(x=torch.ones(3), tag="t", batch_size=[3])
+    low = sample.to(torch.float16)
+    assert type(low) is Sample and low.x.dtype is torch.float16 and low.tag == "t"
+    assert type(sample.to("meta")) is Sample and sample.to("meta").device == META
+    td = TensorDict({"s": sample, "y": torch.zeros(3)}, batch_size=[3])
+    assert td.to(torch.float64, inplace=True) is td
+    assert type(td["s"]) is Sample and td["s"].x.dtype is torch.float64
+    with td.to(torch.float32) as moved:
+        moved["s"].x.add_(1)
+    assert td["s"].x.tolist() == [2, 2, 2] and td["s"].x.dtype is torch.float64
+    assert td.to(td.to(torch.int8).attrs())["s"].x.dtype is torch.int8

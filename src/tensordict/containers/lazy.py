@@ -281,8 +281,6 @@ class LazyStackedTensorDict(TensorDictBase):
                 ]
             return first._dress(bare)
         _same_kind(name, column, Leaf)
-        if not isinstance(first, NonTensorDataBase) and all(entry is first for entry in column):
-            return first
         return join(column, self._stack_dim, new_dim=True)
 
     def _class_of(self, name: str) -> type | None:

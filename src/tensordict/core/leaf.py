@@ -73,6 +73,15 @@ class Leaf:
         """What ``td[key]`` returns."""
         raise NotImplementedError
 
+    def _encoded(self) -> Any:
+        """The leaf as plain values (numbers, texts, lists, dicts), to travel; None when it cannot."""
+        return None
+
+    @classmethod
+    def _from_encoded(cls, data: Any) -> Leaf:
+        """The leaf of an `_encoded` value, which may come from anywhere: check it."""
+        raise ValueError(f"leaves of kind {cls.kind!r} do not travel")
+
     def _plain(self) -> Any:
         """The value in plain Python containers, for conversions."""
         return self._value()

@@ -93,6 +93,26 @@ def leaves_with_path(node: Node) -> list[tuple[Path, Tensor]]:
     return [(path, x) for path, x in entries_with_path(node) if isinstance(x, Tensor)]
 
 
+def slots(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node, str]]:
+    """Where each tensor is kept: its path, the node that holds it, and its name there.
+
+    In the order of `leaves`.  ``holder._fetch(name)`` reads and ``holder._store(name, x)``
+    replaces the tensor, in stacks and typed views too.
+    """
+    members = node._members()
+    if members is not None:
+        for i, member in enumerate(members):
+            yield from slots(member, (*prefix, str(i)))
+        return
+    holder = node._bare()
+    for name, entry in holder._items():
+        path = (*prefix, name)
+        if isinstance(entry, Node):
+            yield from slots(entry, path)
+        elif isinstance(entry, Tensor):
+            yield path, holder, name
+
+
 def nodes_with_path(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
     """Every node of a tree, parents before children, the root first with path ``()``."""
     yield prefix, node

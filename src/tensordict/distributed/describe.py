@@ -253,7 +253,10 @@ def encode_values(described: Described, paths: Sequence[Any]) -> list[Any]:
         elif isinstance(leaf, NonTensorData):
             data = codec.encode(leaf.data, path)
         else:
-            raise UnsupportedLeaf(path, f"a leaf of kind {leaf.kind!r}")
+            plain = leaf._encoded()
+            if plain is None:
+                raise UnsupportedLeaf(path, f"a leaf of kind {leaf.kind!r}")
+            data = codec.encode(plain, path)
         out.append([list(leaf.batch_size), data])
     return out
 
@@ -285,7 +288,8 @@ def _value(kind: str, batch: Any, form: Any) -> Leaf:
             rows[i] = codec.decode(part)
         return cls._new(rows.reshape(tuple(size)), None)
     if not issubclass(cls, NonTensorData):
-        raise ValueError(f"leaves of kind {kind!r} do not travel")
+        made: Leaf = cls._from_encoded(codec.decode(form))
+        return made
     return cls._new(codec.decode(form), size, None)
 
 

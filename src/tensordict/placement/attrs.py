@@ -19,6 +19,7 @@ from ..core.structural import StructuralOp
 from ..core.traverse import map_leaves, nodes
 from ..errors import EntryTypeError
 from .layout import Layout
+from .names import dtype_name, parse_dtype
 
 FIELDS = ("device", "dtype", "shape")
 _NO_BATCH = Size([])
@@ -121,6 +122,24 @@ class TensorAttrs(Leaf):
     def _with(self, batch_size: Size, device: torch.device | None) -> TensorAttrs:
         return self
 
+    def _encoded(self) -> dict[str, Any]:
+        return {
+            "device": None if self.tgt_device is None else str(self.tgt_device),
+            "dtype": None if self.tgt_dtype is None else dtype_name(self.tgt_dtype),
+            "shape": None if self.tgt_shape is None else list(self.tgt_shape),
+            "layout": None if self.tgt_layout is None else self.tgt_layout.to_json(),
+        }
+
+    @classmethod
+    def _from_encoded(cls, data: Any) -> TensorAttrs:
+        device, dtype, shape, layout = (data[k] for k in ("device", "dtype", "shape", "layout"))
+        return cls(
+            device,
+            None if dtype is None else parse_dtype(dtype),
+            shape,
+            None if layout is None else Layout.from_json(layout),
+        )
+
     def _restructure(self, op: StructuralOp) -> Leaf:
         raise EntryTypeError(
             "Cannot index or reshape an attrs() tree: its entries describe whole leaves. "
@@ -129,7 +148,15 @@ class TensorAttrs(Leaf):
 
     @classmethod
     def _stack(cls, leaves: Sequence[Any], dim: int) -> Leaf:
-        raise EntryTypeError("Cannot stack attrs() trees: take attrs() of the stacked tensordict.")
+        # The record of the stacked leaf, as read through a lazy stack; what differs is left open.
+        first = leaves[0]
+        shape = _common([x.tgt_shape for x in leaves])
+        return cls(
+            _common([x.tgt_device for x in leaves]),
+            _common([x.tgt_dtype for x in leaves]),
+            None if shape is None else (*shape[:dim], len(leaves), *shape[dim:]),
+            first.tgt_layout if len(leaves) == 1 else None,
+        )
 
     @classmethod
     def _cat(cls, leaves: Sequence[Any], dim: int) -> Leaf:
@@ -137,6 +164,9 @@ class TensorAttrs(Leaf):
             "Cannot concatenate attrs() trees: take attrs() of the concatenated tensordict."
         )
 
+
+# A record is plain values: `torch.load(weights_only=True)` may make one.
+torch.serialization.add_safe_globals([TensorAttrs])
 
 # Plain assignment is closed: the slots are written through their descriptors.
 _set_device = TensorAttrs.__dict__["tgt_device"].__set__
@@ -166,6 +196,10 @@ def _fill(
     return out
 
 
+def _common(values: Sequence[Any]) -> Any:
+    return values[0] if all(value == values[0] for value in values) else None
+
+
 def host_dtypes(records: Iterable[Any]) -> list[torch.dtype | None] | None:
     """The dtypes of records that all ask for host memory; ``None`` when any does not."""
     try:
@@ -188,7 +222,7 @@ def _record(x: Tensor, fields: frozenset[str]) -> TensorAttrs:
 
 
 def attrs_of(node: Node, fields: Iterable[str] = FIELDS) -> Node:
-    """The tree of records of ``node``: batch size ``[]``, no device, unlocked.
+    """The tree of records of ``node``: batch size ``[]`` (but for lazy stacks), no device, unlocked.
 
     Args:
         node: Any tree.
@@ -211,7 +245,12 @@ def attrs_of(node: Node, fields: Iterable[str] = FIELDS) -> Node:
 
     out = map_leaves(node, standard if chosen == frozenset(FIELDS) else selected)
     for part in nodes(out):
-        part._batch_size = _NO_BATCH
-        part._dim_names = None
         part._device = None
+        part._dim_names = None
+    # The entries of a stack keep the batch size that the stack dimension counts in.
+    pending = [out]
+    for part in pending:
+        if part._members() is None:
+            part._batch_size = _NO_BATCH
+            pending.extend(part._children())
     return out

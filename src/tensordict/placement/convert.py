@@ -13,8 +13,7 @@ from torch import Tensor
 from .._keys import dotted
 from .._typing import Path
 from ..core.lock import lock, unlock
-from ..core.traverse import leaves, leaves_with_path
-from ..core.write import fetch, resolve
+from ..core.traverse import leaves, leaves_with_path, slots
 from ..errors import LockedError, LossyCast, table_of
 from .casts import CastCounts, Loss, measure_cast
 from .execute import copy_along
@@ -196,12 +195,12 @@ def _scales(td: Any, plan: MovePlan) -> _Scales:
     make: dict[Path, Tensor] = {}
     apply: dict[Path, Tensor] = {}
     present = dict(leaves_with_path(td))
+    holder_of = {path: holder for path, holder, _ in slots(td)}
     for path, route in zip(plan.paths, plan.routes):
         if not route.casts:
             continue
         if route.dtype in FP8 and route.src_dtype not in FP8:
-            node, _ = resolve(td, path)
-            make[path] = scale_of(present[path], route.dtype, node._batch_size)
+            make[path] = scale_of(present[path], route.dtype, holder_of[path]._batch_size)
         elif route.src_dtype in FP8 and scale_path(path) in present:
             apply[path] = present[scale_path(path)]
     return _Scales(make, apply)
@@ -209,14 +208,14 @@ def _scales(td: Any, plan: MovePlan) -> _Scales:
 
 def _losses(td: Any, plan: MovePlan, policy: CastPolicy, scales: _Scales) -> list[LeafLoss]:
     measured: list[LeafLoss] = []
+    present = dict(leaves_with_path(td)) if policy.check != "none" else {}
     for index, (path, route) in enumerate(zip(plan.paths, plan.routes)):
         possible = route.loss
         if not possible or path in scales.apply:
             continue
         counts = None
         if policy.check != "none" and route.src_device.type != "meta":
-            x = fetch(td, path)
-            assert isinstance(x, Tensor)
+            x = present[path]
             if path in scales.make:
                 x = scaled(x, scales.make[path])
             counts = measure_cast(x, route.dtype, sample=policy.check == "sample")
@@ -249,12 +248,11 @@ def _run(td: Any, plan: MovePlan, scales: _Scales, inplace: bool) -> Any:
     locked = out._lock is not None
     if locked:
         unlock(out)
+    holder_of = {path: holder for path, holder, _ in slots(out)}
     for path, scale in scales.make.items():
-        node, last = resolve(out, scale_path(path))
-        node._store(last[0], scale)
+        holder_of[path]._store(scale_path(path)[-1], scale)
     for path in scales.apply:
-        node, last = resolve(out, scale_path(path))
-        node._remove(last[0])
+        holder_of[path]._remove(scale_path(path)[-1])
     if locked:
         lock(out)
     return out

@@ -11,8 +11,7 @@ from torch import Tensor
 from .._keys import short
 from .._typing import Path
 from ..core.lock import lock
-from ..core.traverse import leaves_with_path, nodes, parts, rebuild
-from ..core.write import resolve
+from ..core.traverse import leaves_with_path, nodes, rebuild, slots
 from ..errors import LockedError, SchemaMismatch
 
 
@@ -65,16 +64,17 @@ def cast_in_place(
         raise LockedError
     heads = set(ties.values())
     made: dict[int, Tensor] = {}
+    place_of = {path: (holder, name) for path, holder, name in slots(td)}
     for index, path in enumerate(paths):
-        node, last = resolve(td, path)
+        holder, name = place_of[path]
         if index in ties:
-            node._store(last[0], made[ties[index]])
+            holder._store(name, made[ties[index]])
             continue
-        entry = node._fetch(last[0])
+        entry = holder._fetch(name)
         assert isinstance(entry, Tensor)
         new = cast(index, entry)
         del entry  # the tree alone holds the source now
-        node._store(last[0], new)
+        holder._store(name, new)
         if index in heads:
             made[index] = new
     return td
@@ -88,11 +88,10 @@ def replace_leaves(td: Any, tensors: Sequence[Tensor], device: torch.device | No
     """
     if td._lock is not None:
         raise LockedError
-    for node, moved in zip(nodes(td), nodes(rebuild(td, tensors))):
+    for (_, holder, name), x in zip(list(slots(td)), tensors):
+        holder._store(name, x)
+    for node in nodes(td):
         node._device = device
-        for name, entry in list(parts(moved)):
-            if isinstance(entry, Tensor):
-                node._store(name, entry)
     return td
 
 

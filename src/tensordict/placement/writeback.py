@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .._typing import Path
 from ..core.node import Node
-from ..core.traverse import entries_with_path
-from ..core.write import commit, fetch, prepare
+from ..core.traverse import entries_with_path, nodes_with_path
+from ..core.write import commit, prepare
 
 
 class WriteBack:
@@ -33,10 +33,12 @@ class WriteBack:
         """Write the changes back; checks everything before it writes anything."""
         replaced: list[tuple[Node, Path, Any]] = []
         written: list[tuple[Tensor, Tensor]] = []
+        present = dict(entries_with_path(source))
+        below = dict(nodes_with_path(source))
         for path, entry in entries_with_path(result):
             if self._untouched(path, entry):
                 continue
-            old = fetch(source, path)
+            old = present.get(path)
             if isinstance(entry, Tensor) and isinstance(old, Tensor):
                 if _can_write(old, entry):
                     if old is not entry:
@@ -45,7 +47,7 @@ class WriteBack:
                 entry = entry.to(old.device, old.dtype)
             elif isinstance(entry, Tensor) and source._device is not None:
                 entry = entry.to(source._device)
-            replaced.append(prepare(source, path, entry))
+            replaced.append(_prepared(below, path, entry))
         with torch.no_grad():
             for old, new in written:
                 old.copy_(new)
@@ -55,6 +57,14 @@ class WriteBack:
     def _untouched(self, path: Path, entry: Any) -> bool:
         before = self._before.get(path)
         return before is not None and before[0] is entry and before[1] == _version(entry)
+
+
+def _prepared(nodes: dict[Path, Node], path: Path, entry: Any) -> tuple[Node, Path, Any]:
+    """A checked write below the deepest node of the source on the way to ``path``."""
+    depth = len(path) - 1
+    while path[:depth] not in nodes:
+        depth -= 1
+    return prepare(nodes[path[:depth]]._bare(), path[depth:], entry)
 
 
 def _can_write(old: Tensor, new: Tensor) -> bool:
