@@ -95,8 +95,10 @@ def plan_moves(
     if on_missing != "ignore":
         rows = [(short(path), "not in the spec") for path in wanted.missing()]
         _answer(on_missing, "Cannot plan: the spec says nothing about {n} leaves.", rows)
-    unmatched = [] if on_unused == "ignore" else wanted.unmatched()
-    if unmatched:
+    # `to` asks for nothing and has no patterns: it does not pay for the answer.
+    asked = on_unused != "ignore" or policy is not None
+    unmatched = wanted.unmatched() if asked else []
+    if unmatched and on_unused != "ignore":
         rows = [(item.pattern, _near_text(item)) for item in unmatched]
         _answer(on_unused, "{n} entries of the spec or policy match no leaf.", rows)
     kinds = {route.kind for route in distinct(routes)}
