@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.distributed import DoubleBuffer, reshard
+from tensordict.distributed import DoubleBuffer, reshard, share_layouts
 from tensordict.distributed.golden import contributions, golden_reshard, shard
 from tensordict.distributed.testing import CountingTransport, Fault, FaultyTransport, LoopbackGroup
 from tensordict.errors import (
@@ -344,3 +344,44 @@ def test_silence_is_a_timeout():
 
     errors = errors_of(LoopbackGroup(2), main)
     assert isinstance(errors[0], TransferTimeout) and "rank 1" in str(errors[0])
+
+
+# --- layouts of other ranks ------------------------------------------------------------------
+
+
+def test_ranks_tell_each_other_their_layouts():
+    # Ranks 0 and 1 each know their own copy of a norm, and are the stages of a pipeline too.
+    def main(transport):
+        rank = transport.rank
+        if rank == 2:
+            whole = {n: Layout.replicated((4,), [2]) for n in ("norm", "stage0", "stage1")}
+            mine = {"dst": whole}
+        else:
+            own = Layout.replicated((4,), [rank], dtype=torch.float32)
+            mine = {"src": Layouts({"norm": own, f"stage{rank}": own})}
+        both = share_layouts(mine, transport=transport)
+        plan = plan_reshard(both["src"], both["dst"])
+        data = {"norm": torch.ones(4), f"stage{rank}": torch.full((4,), float(rank))}
+        out = reshard(data if rank < 2 else None, plan, transport=transport).wait(20)
+        return None if out is None else {n: x.tolist() for n, x in out.items()}
+
+    first, second, third = LoopbackGroup(3).run(main)
+    assert first is second is None
+    assert third == {"norm": [1.0] * 4, "stage0": [0.0] * 4, "stage1": [1.0] * 4}
+
+
+def test_ranks_that_disagree_about_a_tensor_are_told():
+    def main(transport):
+        dtype = (torch.float32, torch.float16)[transport.rank]
+        mine = {
+            "w": Layout.replicated((4,), [transport.rank], dtype=dtype),
+            "x": lay((4,), [2], [S(0)], dtype=None)
+            if transport.rank
+            else lay((4,), [2], [R], dtype=None),
+        }
+        share_layouts({"src": mine}, transport=transport)
+
+    errors = errors_of(LoopbackGroup(2), main)
+    assert {type(error) for error in errors} == {LayoutError}
+    assert "torch.float32 and torch.float16" in str(errors[0])
+    assert "'x'" in str(errors[0]) and "rank 1 holds" in str(errors[0])

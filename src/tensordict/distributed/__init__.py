@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .exchange import DoubleBuffer, reshard
 from .fanout import all_to_all, gather, gather_and_stack, scatter
+from .layout_sharing import share_layouts
 from .methods import DistributedMethods
 from .p2p import Options, irecv, isend, recv, send, sendrecv
 from .pending import Pending
@@ -36,6 +37,7 @@ __all__ = [
     "recv",
     "reshard",
     "send",
+    "share_layouts",
     "sendrecv",
     "use_side_group",
 ]

@@ -67,7 +67,10 @@ def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
 def layouts_of(tree: Any, *, ranks: Sequence[int] | None = None) -> Layouts:
     """The layouts of the tensors of a tensordict, mapping or module, by dotted name.
 
-    Communicates nothing: a DTensor knows its mesh.  Tensors that share their memory are ties.
+    Communicates nothing: a DTensor knows its mesh.  Tensors that share their memory are ties.  A
+    DTensor on some axes only of the widest mesh beside it is taken to be copied over the others,
+    as FSDP over tensor parallelism does with parameters that are not split.  What one rank cannot
+    know, pipeline stages say, `tensordict.distributed.share_layouts` finds out.
 
     Args:
         tree: What holds the tensors.
@@ -80,6 +83,7 @@ def layouts_of(tree: Any, *, ranks: Sequence[int] | None = None) -> Layouts:
     tensors = tensors_of(tree)
     # Under FSDP a strided shard is a shard of a shard; the tensor does not say so, the module does.
     engine = isinstance(tree, nn.Module) and any(_is_fsdp(m) for m in tree.modules())
+    widest = _widest_mesh(tensors)
     out = Layouts()
     plain: list[str] = []
     seen: dict[Any, str] = {}
@@ -87,6 +91,8 @@ def layouts_of(tree: Any, *, ranks: Sequence[int] | None = None) -> Layouts:
         local = local_tensor(tensor)
         if hasattr(tensor, "device_mesh"):
             layout = Layout.from_dtensor(tensor)
+            if tensor.device_mesh is not widest:
+                layout = _widened(layout, tensor.device_mesh, widest)
             if engine and any(p.split_factor > 1 for p in layout.placements):
                 layout = layout.innermost_first()
             out[name] = layout
@@ -102,6 +108,28 @@ def layouts_of(tree: Any, *, ranks: Sequence[int] | None = None) -> Layouts:
     for name in plain:
         out[name] = Layout.replicated(out[name].shape, holders, dtype=out[name].dtype)
     return out
+
+
+def _widest_mesh(tensors: Mapping[str, Any]) -> Any:
+    meshes = [x.device_mesh for x in tensors.values() if hasattr(x, "device_mesh")]
+    return max(meshes, key=lambda mesh: mesh.ndim, default=None)
+
+
+def _widened(layout: Layout, mesh: Any, widest: Any) -> Layout:
+    """The layout on the whole mesh, copied over the axes that its own does not have."""
+    names, all_names = mesh.mesh_dim_names, widest.mesh_dim_names
+    ranks = widest.mesh.reshape(-1).tolist()
+    known = names and all_names and set(names) < set(all_names)
+    if not known or not set(layout.ranks) <= set(ranks):
+        return layout
+    by_name = dict(zip(names, layout.placements))
+    return Layout.from_placements(
+        layout.shape,
+        tuple(widest.mesh.shape),
+        [by_name.get(name, Placement("replicate")) for name in all_names],
+        ranks=ranks,
+        dtype=layout.dtype,
+    )
 
 
 def _memory(local: Tensor) -> Any:
