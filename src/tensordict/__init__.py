@@ -36,6 +36,7 @@ from .containers.params import TensorDictParams
 from .core.leaf import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack, is_non_tensor
 from .core.linked import LinkedList
 from .core.unbatched import UnbatchedTensor
+from .data.collation import collate
 from .ops.closeness import assert_allclose_td, assert_close
 from .ops.combine import cat, stack
 from .ops.convert import is_tensor_collection
@@ -81,6 +82,7 @@ __all__ = [
     "assert_close",
     "capture_non_tensor_stack",
     "cat",
+    "collate",
     "default_is_leaf",
     "dense_stack_tds",
     "from_any",

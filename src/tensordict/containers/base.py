@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.undo import begin, leave
+from ..data.methods import DataMethods
 from ..distributed.methods import DistributedMethods
 from ..modules.methods import ModuleMethods
 from ..ops.apply import ApplyMethods
@@ -42,6 +43,7 @@ class NodeMethods(
     StorageMethods,
     DistributedMethods,
     PlacementMethods,
+    DataMethods,
 ):
     """What tensordicts and typed views of them can do: each concern is a mixin."""
 

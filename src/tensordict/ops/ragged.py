@@ -102,7 +102,8 @@ def padded(
     for x in found[1:]:
         dtype = torch.promote_types(dtype, x.dtype)
     out = torch.full((len(found), *shape), value, dtype=dtype, device=found[0].device)
-    for row, x in zip(out, found):
+    for i, x in enumerate(found):
+        row = out[i]
         for k, n in enumerate(x.shape):
             row = row.narrow(k, 0 if side == "right" else shape[k] - n, n)
         row.copy_(x)

@@ -315,11 +315,11 @@ class TypedView(NodeMethods):
     # --- primitives: description ----------------------------------------------------------
 
     def _header(self) -> dict[str, Any]:
-        return {"kind": self._inner.kind, "header": self._inner._header()}
+        return {**self._inner._header(), "within": self._inner.kind}
 
     @classmethod
     def _from_header(cls, header: dict[str, Any], entries: dict[str, Entry]) -> Any:
-        return cls._over(node_class(header["kind"])._from_header(header["header"], entries))
+        return cls._over(node_class(header["within"])._from_header(header, entries))
 
 
 def field_property(name: str, doc: str | None = None) -> property:
