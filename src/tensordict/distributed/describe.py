@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -59,6 +60,7 @@ def describe(
     *,
     alignment: int = 64,
     pack_below: int = PACK_BELOW,
+    bundle: int = 0,
     near: Callable[[Schema], Snapshot | None] | None = None,
 ) -> Described:
     """Take a tensordict apart.
@@ -67,6 +69,7 @@ def describe(
         node: the tensordict.
         alignment: of the groups of a packed message, in bytes.
         pack_below: parts of fewer bytes are packed.
+        bundle: number of tensordicts that ``node`` was only made to carry, 0 for none.
         near: finds what was seen at the last tensordict of a structure.  When this one has
             the same keys, dtypes, shapes and addresses, the rest is the same too.
 
@@ -78,7 +81,8 @@ def describe(
     >>> d.schema.keys, d.schema.entries, [tuple(p.shape) for p in d.parts]
     ([['a', 'n'], ['b']], ['tn', 't'], [(3,), (2,)])
     """
-    out = _walk(node, Schema(alignment=alignment, pack_below=pack_below), careful=False)
+    new = partial(Schema, alignment=alignment, pack_below=pack_below)
+    out = _walk(node, new(), bundle, careful=False)
     schema = out.schema
     _add_columns(schema, out.parts)
     try:
@@ -91,7 +95,7 @@ def describe(
         return out
     if not all_strided(out.parts):
         # Sparse leaves are plain tensors by class: look at each entry.
-        out = _walk(node, Schema(alignment=alignment, pack_below=pack_below), careful=True)
+        out = _walk(node, new(), bundle, careful=True)
         _add_columns(out.schema, out.parts)
     _add_memory(out)
     return out
@@ -105,7 +109,7 @@ class Snapshot:
     pointers: list[int]
 
 
-def _walk(node: Node, schema: Schema, *, careful: bool) -> Described:
+def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Described:
     out = Described(schema, [], [], [], [], [])
     parts = out.parts
     for path, child in nodes_with_path(node):
@@ -124,6 +128,8 @@ def _walk(node: Node, schema: Schema, *, careful: bool) -> Described:
         else:
             letters = [_add_entry(out, child, name, entry, path) for name, entry in items]
             schema.entries.append("".join(letters))
+    if bundle:
+        schema.headers[0]["bundle"] = bundle
     return out
 
 

@@ -129,9 +129,11 @@ class Endpoint:
         self._busy: set[Any] = set()
         self._lock = threading.Lock()
 
-    def describe(self, node: Node, *, pack_below: int) -> tuple[Described, Known]:
+    def describe(self, node: Node, *, pack_below: int, bundle: int = 0) -> tuple[Described, Known]:
         """A tensordict taken apart, and the entry of its schema."""
-        described = describe.describe(node, pack_below=pack_below, near=self._snapshot)
+        described = describe.describe(
+            node, pack_below=pack_below, bundle=bundle, near=self._snapshot
+        )
         entry = self.catalogue.of(described.schema)
         if described.schema is not entry.schema:
             described.schema = entry.schema

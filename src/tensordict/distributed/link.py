@@ -48,6 +48,8 @@ class Request:
         checksum: of the payload.
         pack_below: bytes below which a leaf is packed.
         limits: what this rank accepts.
+        policy: casts leaves before they are sent.
+        bundle: number of tensordicts in the one that is exchanged, 0 for a plain one.
     """
 
     transport: Transport
@@ -59,6 +61,8 @@ class Request:
     checksum: Checksum = Checksum.NONE
     pack_below: int = PACK_BELOW
     limits: Limits = wire.DEFAULT_LIMITS
+    policy: Any = None
+    bundle: int = 0
 
     def __post_init__(self) -> None:
         if type(self.tag) is not int or not 0 <= self.tag <= MAX_TAG:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from .._typing import DeviceLike
 from ..core.devices import as_device
 from ..core.node import Node
+from ..core.registry import node_class
 from . import protocol, wire
 from .endpoint import endpoint_of
 from .link import Request
@@ -17,7 +18,11 @@ from .transport import TorchTransport, Transport, group_rank
 from .wire import Checksum, Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Unpack
+
+    from ..placement.policy import CastPolicy
 
 
 class Options(TypedDict, total=False):
@@ -30,6 +35,8 @@ class Options(TypedDict, total=False):
             the receiver confirms after it has verified the payload.
         pack_below: leaves of fewer bytes travel in one packed message; 65536 by default.
         limits: what this rank accepts from the peer.
+        policy: a `tensordict.placement.CastPolicy` by which a sender casts the leaves; the
+            receiver's have the resulting dtypes.
         transport: what to send with instead of a process group.
     """
 
@@ -38,11 +45,12 @@ class Options(TypedDict, total=False):
     checksum: str
     pack_below: int
     limits: Limits
+    policy: CastPolicy | None
     transport: Transport
 
 
 def request_of(
-    group: Any, world: int | None, local: int | None, tag: int, options: Options
+    group: Any, world: int | None, local: int | None, tag: int, options: Options, bundle: int = 0
 ) -> Request:
     """The request that the arguments of a call stand for."""
     transport = options.get("transport")
@@ -64,6 +72,8 @@ def request_of(
         checksum=checksum,
         pack_below=options.get("pack_below", PACK_BELOW),
         limits=options.get("limits", wire.DEFAULT_LIMITS),
+        policy=options.get("policy"),
+        bundle=bundle,
     )
 
 
@@ -76,8 +86,17 @@ def target_of(
     return New(None if device is None else as_device(device), mesh=mesh)
 
 
+def bundled(td: Any) -> tuple[Any, int]:
+    """One tensordict that carries a list of them, and how many; anything else as it is."""
+    if not isinstance(td, (list, tuple)):
+        return td, 0
+    header: dict[str, Any] = {"batch_size": [], "device": None, "names": None}
+    entries = {str(k): part for k, part in enumerate(td)}
+    return node_class("dense")._from_header(header, entries), len(td)
+
+
 def send(
-    td: Node,
+    td: Node | Sequence[Node],
     dst: int | None = None,
     *,
     group: Any = None,
@@ -91,7 +110,7 @@ def send(
     that expects something else refuses before any payload is sent, and both ranks raise.
 
     Args:
-        td: the tensordict.
+        td: the tensordict; a list of them travels in one exchange and arrives as a list.
         dst: rank of the receiver in the world.
         group: a process group or a device mesh of one dimension; the default group if None.
         group_dst: rank of the receiver in the group, instead of ``dst``.
@@ -115,11 +134,12 @@ def send(
     >>> LoopbackGroup(2).run(main)
     [None, tensor([0, 1, 2])]
     """
-    protocol.run_send(request_of(group, dst, group_dst, init_tag, options), td)
+    node, n = bundled(td)
+    protocol.run_send(request_of(group, dst, group_dst, init_tag, options, n), node)
 
 
 def isend(
-    td: Node,
+    td: Node | Sequence[Node],
     dst: int | None = None,
     *,
     group: Any = None,
@@ -132,15 +152,16 @@ def isend(
     Returns:
         A handle; its ``wait`` raises what `send` would.
     """
-    request = request_of(group, dst, group_dst, init_tag, options)
+    node, n = bundled(td)
+    request = request_of(group, dst, group_dst, init_tag, options, n)
     what = f"send to {request.transport.name_of(request.peer)}"
-    return Pending(lambda: protocol.run_send(request, td), what)
+    return Pending(lambda: protocol.run_send(request, node), what)
 
 
 def recv(
     src: int | None = None,
     *,
-    out: Node | None = None,
+    out: Node | Sequence[Node] | None = None,
     device: DeviceLike | None = None,
     group: Any = None,
     group_src: int | None = None,
@@ -174,14 +195,15 @@ def recv(
         PeerLost: the sender is gone.
         WireError: what came is not a message of this protocol, or is above the limits.
     """
-    request = request_of(group, src, group_src, init_tag, options)
-    return protocol.run_recv(request, target_of(out, device, atomic=atomic, mesh=mesh))
+    node, n = bundled(out)
+    request = request_of(group, src, group_src, init_tag, options, n)
+    return protocol.run_recv(request, target_of(node, device, atomic=atomic, mesh=mesh))
 
 
 def irecv(
     src: int | None = None,
     *,
-    out: Node | None = None,
+    out: Node | Sequence[Node] | None = None,
     device: DeviceLike | None = None,
     group: Any = None,
     group_src: int | None = None,
@@ -195,8 +217,9 @@ def irecv(
     Returns:
         A handle; its ``wait`` returns, and raises, what `recv` would.
     """
-    request = request_of(group, src, group_src, init_tag, options)
-    target = target_of(out, device, atomic=atomic, mesh=mesh)
+    node, n = bundled(out)
+    request = request_of(group, src, group_src, init_tag, options, n)
+    target = target_of(node, device, atomic=atomic, mesh=mesh)
     what = f"receive from {request.transport.name_of(request.peer)}"
     return Pending(lambda: protocol.run_recv(request, target), what)
 

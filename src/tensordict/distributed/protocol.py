@@ -25,6 +25,7 @@ from torch import Tensor
 from ..core.leaf import Leaf
 from ..core.node import Node
 from ..errors import StagingExhausted, TransferError, WireError
+from ..placement.convert import convert
 from . import packing, receive, wire
 from .describe import Described, decode_values, encode_values
 from .endpoint import Known, known
@@ -95,7 +96,11 @@ def run_error(request: Request, error: Exception) -> None:
 
 
 def _prepare(request: Request, node: Node) -> _Payload:
-    described, entry = request.endpoint.describe(node, pack_below=request.pack_below)
+    if request.policy is not None:
+        node = convert(node, request.policy)
+    described, entry = request.endpoint.describe(
+        node, pack_below=request.pack_below, bundle=request.bundle
+    )
     values = b""
     if described.values:
         forms = encode_values(described, entry.value_paths)
@@ -224,11 +229,11 @@ def _send_payload(link: Link, ready: _Ready, header: Header) -> None:
         link.post_bytes(b"\1")
 
 
-def run_recv(request: Request, target: receive.Target) -> Node:
+def run_recv(request: Request, target: receive.Target) -> Any:
     """Receive a tensordict from the peer of ``request``, into ``target`` or as a new one.
 
     Returns:
-        The target's tensordict, or the new one.
+        The target's tensordict, or the new one; a list when several came in one.
 
     Raises:
         SchemaMismatch: the sender's structure is not the target's; nothing was written.
@@ -254,7 +259,10 @@ def run_recv(request: Request, target: receive.Target) -> Node:
             if not header.strict:
                 _drain(link, header, entry)
             raise _refused(link, header, found)
-        return _take(link, header, entry, target, data)
+        out = _take(link, header, entry, target, data)
+        if "bundle" in entry.schema.headers[0]:
+            return [part for _, part in out._items()]
+        return out
 
 
 def _refused(link: Link, header: Header, error: Exception) -> Exception:

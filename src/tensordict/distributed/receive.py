@@ -178,7 +178,7 @@ class Into:
         """Take the tensordict apart; what is wrong with it is told to the sender as well."""
         try:
             self._described, self._entry = request.endpoint.describe(
-                self.node, pack_below=request.pack_below
+                self.node, pack_below=request.pack_below, bundle=request.bundle
             )
         except Exception as error:  # the sender waits for an answer, whatever went wrong
             return error

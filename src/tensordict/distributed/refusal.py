@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ..errors import (
     ChecksumMismatch,
+    LossyCast,
     SchemaMismatch,
     StagingExhausted,
     TransferError,
@@ -25,6 +26,7 @@ _TYPES: Final[dict[str, Callable[..., TransferError]]] = {
     "UnsupportedLeaf": lambda path, what, advice: UnsupportedLeaf(
         _path(path), str(what), str(advice)
     ),
+    "LossyCast": lambda message: LossyCast(str(message)),
     "StagingExhausted": lambda message: StagingExhausted(str(message)),
     "TransferError": lambda message: TransferError(str(message)),
 }
@@ -43,8 +45,8 @@ def encode_error(error: BaseException, limit: int) -> bytes:
         return _dumps(type(error).__name__, [error.reason[:200], error.offset])
     if isinstance(error, UnsupportedLeaf):
         return _dumps("UnsupportedLeaf", [error.path, error.what[:400], error.advice[:400]])
-    if isinstance(error, StagingExhausted):
-        return _dumps("StagingExhausted", [str(error)[:2000]])
+    if isinstance(error, (StagingExhausted, LossyCast)):
+        return _dumps(type(error).__name__, [str(error)[:2000]])
     if isinstance(error, TransferError):
         return _dumps("TransferError", [str(error)[:2000]])
     return _dumps("TransferError", [f"the peer failed: {type(error).__name__}: {error}"[:2000]])
