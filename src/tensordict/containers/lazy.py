@@ -457,7 +457,7 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
     if parts and isinstance(parts[0], Leaf):
         return join(parts, dim, new_dim=True)
     if parts and isinstance(parts[0], Node):
-        classes = {type(part) for part in parts if part._bare() is not part}
+        classes = {type(p) for p in parts if isinstance(p, Node) and p._bare() is not p}
         if len(classes) > 1 or (classes and any(type(part) not in classes for part in parts)):
             raise EntryTypeError(
                 "Cannot stack different classes: got "

@@ -89,12 +89,13 @@ def prepare(
     node: Node, path: Path, value: Any, non_blocking: bool = False, ignore_lock: bool = False
 ) -> tuple[Node, Path, Entry]:
     """Everything of `assign` but the write: arguments for `commit`."""
+    whole = path
     if len(path) > 1:
         node, path = resolve(node, path)
     if node._lock is not None and not ignore_lock:
         raise LockedError
     # Nodes made on the way have the same batch size and device, so one check serves all.
-    return node, path, entry_of(node, value, path, non_blocking)
+    return node, path, entry_of(node, value, whole, non_blocking)
 
 
 def commit(node: Node, path: Path, entry: Entry) -> None:

@@ -388,7 +388,9 @@ class PythonMethods(Node):
         def on_node(node: Any, values: dict[str, Any]) -> Any:
             if node is self and dest_cls is not None:
                 return dest_cls(**values)
-            # The class is made for these very names: there is no literal to check.
+            wrong = [name for name in values if not name.isidentifier() or name.startswith("_")]
+            if wrong:
+                raise EntryTypeError(f"Cannot make a named tuple: {wrong} are no names of fields.")
             return namedtuple("GenericDict", list(values))(**values)
 
         return fold(self, lambda e: e if isinstance(e, Tensor) else e._value(), on_node)

@@ -15,7 +15,7 @@ from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase
 from ..core.node import Entry, Node
 from ..core.traverse import holders, map_entries, rekey
 from ..core.undo import remember
-from ..errors import LockedError, MissingKeyError
+from ..errors import LockedError, MissingKeyError, StateError
 from . import keysets, update
 from .indexing import index_entry, read_rows
 from .keys import ItemsView, KeysView, ValuesView
@@ -129,7 +129,7 @@ class MappingMethods(Node):
             return key in self._names()
         path = unravel_key_to_tuple(key)
         if not path:
-            raise RuntimeError(
+            raise StateError(
                 f"Cannot look up {key!r}: expected a key (a str or a tuple of str), "
                 f"got {type(key).__name__}. Use td.values() to look for a value."
             )

@@ -101,7 +101,7 @@ class MetadataMethods(Node):
         return self._batch_size[0] if self._batch_size else 0
 
     def __bool__(self) -> bool:
-        raise RuntimeError(
+        raise StateError(
             "Converting a tensordict to boolean value is not permitted. Use td.is_empty() or "
             "(td == other).all()."
         )
