@@ -593,3 +593,33 @@ def test_typed_views_keep_their_class_and_are_written_in_place():
         moved["s"].x.add_(1)
     assert td["s"].x.tolist() == [2, 2, 2] and td["s"].x.dtype is torch.float64
     assert td.to(td.to(torch.int8).attrs())["s"].x.dtype is torch.int8
+
+
+# --- one buffer ----------------------------------------------------------------------------
+
+
+def test_a_consolidated_tree_moves_as_one_buffer():
+    with FakeDevices() as world:
+        td = tree().consolidate()
+        out = td.to("cuda:0")
+        assert len(world.copies) == 1 and world.waits == []
+        assert out.is_consolidated() and out.is_locked and out.device == torch.device("cuda:0")
+        world.copies.clear()
+        back = out.to("cpu")
+        assert len(world.copies) == 1 and world.waits == [torch.device("cuda:0")]
+        assert back.is_consolidated() and back["n"].device == CPU
+        for key, x in leaves(td).items():
+            assert torch.equal(back[key], x)
+
+
+def test_casts_keep_a_tree_consolidated():
+    td = tree().consolidate()
+    for out in (td.to(torch.float16), td.half(), td.to("cpu", torch.float16)):
+        assert out.is_consolidated() and out["a"].dtype is torch.float16
+        assert len({x.untyped_storage().data_ptr() for x in leaves(out).values()}) == 1
+        assert torch.equal(out["n", "b"], td["n", "b"].half())
+    low = td.to(torch.float16)
+    same = low.to(torch.float16)
+    assert same.is_consolidated() and same["a"] is low["a"]
+    mixed = td.to(TensorDict({"a": torch.zeros(1, dtype=torch.int8)}).attrs())
+    assert not mixed.is_consolidated() and mixed["n", "b"] is td["n", "b"]

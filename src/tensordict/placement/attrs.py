@@ -211,7 +211,7 @@ def host_dtypes(records: Iterable[Any]) -> list[torch.dtype | None] | None:
 def _record(x: Tensor, fields: frozenset[str]) -> TensorAttrs:
     layout = None
     if "layout" in fields and hasattr(x, "placements") and hasattr(x, "device_mesh"):
-        layout = Layout.from_dtensor(x)
+        layout = Layout.from_dtensor(x).as_dtype(None)  # a record has a dtype of its own
     return _fill(
         object.__new__(TensorAttrs),
         x.device if "device" in fields else None,

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from .._keys import short
-from ..core.traverse import entries_beside, leaves, map_leaves_with_path, nodes
+from ..core.lock import set_origin
+from ..core.traverse import entries_beside, leaves, leaves_with_path, map_leaves_with_path, nodes
 from ..core.undo import remember
 from ..device.kinds import MoveKind
 from ..errors import LockedError
-from ..storage.consolidate import buffer_of, over_buffer, packing_of
+from ..storage.consolidate import buffer_of, consolidate, over_buffer, packing_of
 from .attrs import TensorAttrs, host_dtypes
 from .execute import cast_on_host, move_all, on_host, options_for, run_routes
 from .pinning import move_pinned
@@ -22,6 +23,7 @@ from .planning import plan_moves
 from .request import MoveRequest, parse_to
 from .routes import Route, make_route
 from .rules import Spec, Target
+from .wanted import check_layout
 from .writeback import WriteBack
 
 
@@ -33,7 +35,11 @@ def move(td: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _cast(td: Any, dtype: torch.dtype) -> Any:
-    out = place(td, move_all(leaves(td), None, dtype), None, keep_device=True)
+    tensors = leaves(td)
+    moved = move_all(tensors, None, dtype)
+    out = place(td, moved, None, keep_device=True)
+    if td._lock is not None and buffer_of(td) is not None:
+        out = _consolidated_again(td, out, tensors, moved)
     return remember(out, td, WriteBack())
 
 
@@ -89,7 +95,16 @@ def _to_one(td: Any, request: MoveRequest) -> Any:
         moved = move_all(
             tensors, device, request.dtype, request.memory_format, request.non_blocking
         )
-    return place(td, moved, device, inplace=request.inplace, keep_device=device is None)
+    out = place(td, moved, device, keep_device=device is None)
+    return out if buffer is None else _consolidated_again(td, out, tensors, moved)
+
+
+def _consolidated_again(td: Any, out: Any, tensors: list[Tensor], moved: list[Tensor]) -> Any:
+    """A cast of a consolidated tree, in one buffer too: its own, or the same where nothing moved."""
+    if all(x is y for x, y in zip(tensors, moved)):
+        set_origin(out, td._lock.origin)
+        return out
+    return consolidate(out)
 
 
 def _in_place(td: Any, request: MoveRequest) -> Any:
@@ -135,7 +150,7 @@ def _to_spec(td: Any, request: MoveRequest) -> Any:
         if dtypes is not None and on_host(tensors):
             moved = cast_on_host(tensors, dtypes) if _differ(tensors, dtypes) else tensors
             return place(td, moved, None)
-        routes = _routes_beside(tensors, beside)
+        routes = _routes_beside(td, tensors, beside)
     if routes is None:
         return place(td, tensors, None)
     moved, _ = run_routes(tensors, routes, options_for(request.non_blocking))
@@ -149,18 +164,24 @@ def _differ(tensors: list[Tensor], dtypes: list[torch.dtype | None]) -> bool:
     return any([x.dtype is not dtype for x, dtype in zip(tensors, dtypes)])  # noqa: C419
 
 
-def _routes_beside(tensors: list[Tensor], beside: list[Any]) -> list[Route] | None:
+def _routes_beside(td: Any, tensors: list[Tensor], beside: list[Any]) -> list[Route] | None:
     """The route of each leaf to the record beside it; ``None`` when nothing moves."""
     known: dict[Any, Route] = {}
     out: list[Route] = []
     moves = False
-    for x, record in zip(tensors, beside):
+    sharded: list[int] = []
+    for index, (x, record) in enumerate(zip(tensors, beside)):
+        if type(record) is TensorAttrs and record.tgt_layout is not None:
+            sharded.append(index)
         key = (x.dtype, x.device, id(record))
         route = known.get(key)
         if route is None:
             route = known[key] = _route_to(x, record)
             moves = moves or route.kind is not MoveKind.ALIAS
         out.append(route)
+    paths = leaves_with_path(td) if sharded else []
+    for index in sharded:
+        check_layout(paths[index][0], tensors[index], beside[index].tgt_layout)
     return out if moves else None
 
 

@@ -80,7 +80,7 @@ class Wanted:
     def _route(self, index: int, x: Tensor, goal: Any) -> Route:
         layout = _layout_of(goal)
         if layout is not None:
-            _same_layout(self._paths[index], x, layout)
+            check_layout(self._paths[index], x, layout)
         if type(goal) is Target:
             return make_route(x, goal.device, goal.dtype, goal.memory_format, goal.pin)
         if type(goal) is TensorAttrs:
@@ -186,9 +186,14 @@ def _layout_of(goal: Any) -> Layout | None:
     return goal.tgt_layout if type(goal) is TensorAttrs else None
 
 
-def _same_layout(path: Path, x: Tensor, layout: Layout) -> None:
-    present = Layout.from_dtensor(x) if hasattr(x, "placements") else None
-    if present != layout:
+def check_layout(path: Path, x: Tensor, layout: Layout) -> None:
+    """Refuse a target of another sharding than a leaf has.
+
+    Raises:
+        LayoutError: naming the leaf.
+    """
+    present = Layout.from_dtensor(x).as_dtype(None) if hasattr(x, "placements") else None
+    if present != layout.as_dtype(None):
         raise LayoutError(
             f"Cannot move {short(path)!r}: the target has another sharding, and to() never "
             f"communicates. Use reshard."
