@@ -27,7 +27,7 @@ MAX_HEADER_NBYTES = 100_000_000  # the library's own limit
 _MAX_NBYTES = 2**63 - 1
 
 # name in the file -> (dtype, elements of the file's shape that one torch element holds)
-_DTYPES: dict[str, tuple[torch.dtype, int]] = {
+DTYPES: dict[str, tuple[torch.dtype, int]] = {
     "BOOL": (torch.bool, 1),
     "U8": (torch.uint8, 1),
     "I8": (torch.int8, 1),
@@ -49,7 +49,7 @@ _DTYPES: dict[str, tuple[torch.dtype, int]] = {
     "F64": (torch.float64, 1),
     "C64": (torch.complex64, 1),
 }
-_NAMES = frozenset(dtype for dtype, _ in _DTYPES.values())
+_NAMES = frozenset(dtype for dtype, _ in DTYPES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def _entry_of(name: str, value: Any, path: Path) -> Entry:
     code: Any = value.get("dtype")
     shape: Any = value.get("shape")
     offsets: Any = value.get("data_offsets")
-    found = _DTYPES.get(code) if type(code) is str else None
+    found = DTYPES.get(code) if type(code) is str else None
     if found is None:
         _refuse(path, f"{who} has the dtype {_short(str(code))}, which torch does not have")
     if not _is_sizes(shape):
