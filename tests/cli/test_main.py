@@ -38,7 +38,7 @@ def test_any_error_is_one_line(capfd, monkeypatch):
     def broken(path):
         raise RuntimeError("first\n  second\x1b[2J")
 
-    monkeypatch.setattr(main_module.plan, "read_header", broken)
+    monkeypatch.setattr(main_module.plan, "read_weights", broken)
     assert fails(capfd, "plan", "x") == "tensordict: first; second?[2J"
     monkeypatch.setenv("TENSORDICT_TRACEBACK", "1")
     with pytest.raises(RuntimeError):
@@ -49,7 +49,7 @@ def test_interruption(capfd, monkeypatch):
     def interrupted(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main_module.plan, "read_header", interrupted)
+    monkeypatch.setattr(main_module.plan, "read_weights", interrupted)
     assert fails(capfd, "plan", "x", status=130) == "tensordict: interrupted"
 
 

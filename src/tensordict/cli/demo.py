@@ -10,7 +10,7 @@ from ..errors import TensorDictError
 from ..placement import CastPolicy, plan_moves
 from ..placement.names import size_text
 from ..storage.named import tree_of
-from ..storage.safetensors import read_header
+from ..storage.weight_files import read_weights
 from . import rank_side, source
 from .plan import plan_of
 from .progress import ProgressBar
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         print("The model of the extra 'demo' is not installed: using a small one made here.")
         plan = plan_moves(tree_of(source.small_transformer()), policy=policy)
     else:
-        plan = plan_of(read_header(path), policy)
+        plan = plan_of(read_weights(path), policy)
         print(path)
     print(plan.table())
     print(plan.summary())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .. import __version__
-from . import demo, plan
+from . import convert, demo, plan
 
 
 class _Parser(argparse.ArgumentParser):
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"tensordict {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (demo, plan):
+    for module in (demo, plan, convert):
         module.add_command(commands)
     return top
 

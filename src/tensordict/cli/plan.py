@@ -1,4 +1,4 @@
-"""``tensordict plan``: what a conversion would do, from the header of a file alone."""
+"""``tensordict plan``: what a conversion would do, from the headers of files alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from ..core.traverse import leaves_with_path
 from ..errors import CastError, MissingKeyError
 from ..placement import CastPolicy, MovePlan, parse_dtype, plan_moves
 from ..placement.names import size_text
+from ..placement.rules import RuleSet
 from ..storage.named import tree_of
-from ..storage.safetensors import Header, read_header
+from ..storage.weight_files import WeightFiles, read_weights
 
 
 def add_command(commands: Any) -> None:
@@ -24,7 +26,11 @@ def add_command(commands: Any) -> None:
         description="Read the header of a safetensors file and show which leaves a conversion "
         "would cast, move and keep. The data is not read.",
     )
-    p.add_argument("file", metavar="FILE.safetensors")
+    p.add_argument(
+        "file",
+        metavar="FILE.safetensors",
+        help="or the index of a sharded set, or a folder of either",
+    )
     add_policy_arguments(p)
     p.add_argument("--device", help="where the leaves would go, as cuda:0")
     p.add_argument("--json", action="store_true", help="print the whole plan as JSON")
@@ -47,13 +53,12 @@ def add_policy_arguments(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     policy = policy_of(args.dtype, args.keep)
-    header = read_header(args.file)
-    plan = plan_of(header, policy, device_of(args.device))
+    weights = read_weights(args.file)
+    plan = plan_of(weights, policy, device_of(args.device))
     if args.json:
-        print(json.dumps({"file": str(header.path), "plan": plan.to_json()}))
+        print(json.dumps({"file": str(weights.path), "plan": plan.to_json()}))
         return 0
-    n = len(header.entries)
-    print(f"{header.path}: {n} tensors, {size_text(sum(e.nbytes for e in header.entries))}")
+    print(f"{weights.path}: {len(plan)} tensors, {size_text(plan.nbytes(after=False))}")
     print(plan.table())
     print(plan.summary())
     return 0
@@ -93,19 +98,19 @@ def device_of(text: str | None) -> torch.device | None:
 
 
 def plan_of(
-    header: Header, policy: CastPolicy | None, device: torch.device | None = None
+    weights: WeightFiles, policy: CastPolicy, device: torch.device | None = None
 ) -> MovePlan:
-    """The plan of a conversion, from a header.
+    """The plan of a conversion, from headers alone.
 
     Raises:
         MissingKeyError: when a pattern matches no leaf; names each of them.
     """
-    plan = plan_moves(
-        tree_of(header.stand_ins()),
-        device,
-        policy=policy,
-        on_unused="ignore",
-    )
-    if plan.unmatched:
-        raise MissingKeyError(f"{header.path}: {'; '.join(map(str, plan.unmatched))}")
-    return plan
+    td = tree_of(weights.stand_ins())
+    rules = RuleSet(policy.rules)
+    paths = [path for path, _ in leaves_with_path(td)]
+    for path in paths:
+        rules.matching(path)
+    unmatched = rules.unmatched(paths)
+    if unmatched:
+        raise MissingKeyError(f"{weights.path}: {'; '.join(map(str, unmatched))}")
+    return plan_moves(td, device, policy=policy, on_unused="ignore")
