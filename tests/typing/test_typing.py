@@ -56,7 +56,9 @@ def snippet(folder):
 
 
 def run(folder, *command):
-    env = {**os.environ, "MYPYPATH": str(SOURCE)}
+    env = dict(os.environ)
+    if SOURCE.name != "site-packages":  # installed packages are found, and refused as a path
+        env["MYPYPATH"] = str(SOURCE)
     return subprocess.run(
         [sys.executable, "-m", *command],
         cwd=folder,
