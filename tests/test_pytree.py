@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tensordict import TensorDict, stack
+from tensordict._pytree import register_with_optree
 
 
 def tree():
@@ -167,3 +168,24 @@ def test_vmap_under_compile():
         lambda t: torch.vmap(lambda x: x["a"].sum())(t), backend="eager", fullgraph=True
     )
     assert torch.equal(fn(tds), tds["a"].sum(1))
+
+
+def test_optree():
+    optree = pytest.importorskip("optree", reason="optree is an extra")
+    register_with_optree()
+    register_with_optree()
+    td = tree()
+    assert [x.shape for x in optree.tree_leaves(td)] == [(3, 4), (3, 4, 5), (3, 4, 5)]
+    out = optree.tree_map(lambda x: x + 1, {"td": td})["td"]
+    assert (
+        torch.equal(out["n", "b"], td["n", "b"] + 1) and out["s"] == "text" and out.names == ["x"]
+    )
+    paths = optree.tree_paths(td)
+    assert paths == [("a",), ("n", "b"), ("long", "c")]
+
+    class Later(TensorDict):
+        pass
+
+    assert type(optree.tree_map(lambda x: x, Later(a=1))) is Later
+    with pytest.raises(ValueError):
+        optree.tree_map(lambda x, y: x, td, TensorDict(a=1))

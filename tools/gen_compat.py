@@ -40,9 +40,13 @@ DIFFERS: dict[Any, str] = {
     ("Constructors and classes", "NonTensorDataBase"): "abstract here",
     ("Constructors and classes", "TensorAttrs"): "a leaf: it has no batch size, device or names",
     ("Constructors and classes", "LazyStackedTensorDict"): "sizes and devices are the members'",
+    ("Functions of the package", "from_dataclass"): "`inplace=True` raises: others hold the class",
     ("Distributed", "broadcast"): "the class of the result travels with it",
     ("Distributed", "init_remote"): "the class of the result travels with it",
 }
+
+
+_NOT_DISPATCHED = {"is_tensor"}
 
 
 @dataclass(frozen=True)
@@ -109,18 +113,24 @@ def resolve(name: Name) -> Any:
     owner = _owner(name)
     if owner is None:
         return None
-    return inspect.getattr_static(owner, name.name, None) if isinstance(owner, type) else getattr(owner, name.name, None)
+    return (
+        inspect.getattr_static(owner, name.name, None)
+        if isinstance(owner, type)
+        else getattr(owner, name.name, None)
+    )
 
 
 def _torch_rule(dotted: str) -> Any:
     """Our rule for a torch function; reading a kind (``is_tensor``) needs none."""
     import torch
+
     from tensordict.core.torch_function import HANDLERS
 
     function: Any = torch
     for part in dotted.split("."):
         function = getattr(function, part)
-    return HANDLERS.get(function)
+    # What torch does not dispatch needs no rule: it reads the class.
+    return HANDLERS.get(function) or (function if dotted in _NOT_DISPATCHED else None)
 
 
 def arguments_missing(name: Name, found: Any) -> list[str]:
@@ -137,7 +147,9 @@ def arguments_missing(name: Name, found: Any) -> list[str]:
         parameters = parameters[1:]
     kinds = {p.kind for p in parameters}
     by_name = {p.name for p in parameters}
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     wanted = ast.parse(f"def {name.text.replace('/, ', '')}: ...").body[0].args  # type: ignore[attr-defined]
     given = [a.arg for a in wanted.args if a.arg not in ("self", "cls")]
     missing = []
@@ -145,9 +157,9 @@ def arguments_missing(name: Name, found: Any) -> list[str]:
         in_place = i < len(positional) and positional[i] == arg
         required = i < len(given) - len(wanted.defaults)
         # A required argument is given by position: its name is free.
-        if not in_place and inspect.Parameter.VAR_POSITIONAL not in kinds:
-            if not (required and i < len(positional)) and not _by_keyword(arg, by_name, kinds):
-                missing.append(arg)
+        taken = in_place or (required and i < len(positional)) or _by_keyword(arg, by_name, kinds)
+        if not taken and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            missing.append(arg)
     missing += [a.arg for a in wanted.kwonlyargs if not _by_keyword(a.arg, by_name, kinds)]
     return [arg for arg in missing if not arg.startswith("_")]
 

@@ -13,7 +13,7 @@ from ._options import (
     set_list_to_stack,
 )
 from ._typing import NestedKey
-from .containers.base import TensorDictBase
+from .containers.base import TensorCollection, TensorDictBase
 from .containers.dense import TensorDict
 from .containers.factories import (
     from_any,
@@ -58,6 +58,7 @@ from .ops.parsing import parse_tensor_dict_string
 from .placement.attrs import TensorAttrs
 from .storage.named import from_safetensors, to_safetensors
 from .tensorclass import TensorClass, is_tensorclass
+from .typed.dataclasses import from_dataclass
 from .typed.tensorclass import tensorclass  # takes the name of the module just imported
 
 __version__ = "0.16.0"
@@ -74,6 +75,7 @@ __all__ = [
     "PackLayout",
     "TensorAttrs",
     "TensorClass",
+    "TensorCollection",
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",
@@ -88,6 +90,7 @@ __all__ = [
     "from_any",
     "from_arrow",
     "from_csv",
+    "from_dataclass",
     "from_dict",
     "from_json",
     "from_module",

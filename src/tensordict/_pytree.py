@@ -7,6 +7,7 @@ keeps what the leaves looked like; `_batch_after` finds out what became of the b
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -213,9 +214,48 @@ def register(
         )
 
 
+_known: list[type] = []
+
+
+def register_with_optree() -> None:
+    """Make tensordicts nodes of `optree` too, in its global namespace.
+
+    Done by itself when optree is imported before this package, whose own import does not
+    import it.
+
+    >>> register_with_optree()
+    >>> import optree
+    >>> optree.tree_map(lambda x: x + 1, TensorDict(a=0))["a"]
+    tensor(1)
+    """
+    import optree
+
+    namespace = vars(optree.registry)["__GLOBAL_NAMESPACE"]
+    while _known:
+        optree.register_pytree_node(
+            _known.pop(),
+            _flatten_for_optree,
+            _unflatten_for_optree,
+            path_entry_type=optree.MappingEntry,
+            namespace=namespace,
+        )
+
+
+def _flatten_for_optree(node: Any) -> tuple[list[Any], Context, list[str]]:
+    values, context = _flatten(node)
+    return values, context, context.keys
+
+
+def _unflatten_for_optree(context: Any, values: Iterable[Any]) -> Any:
+    return _unflatten(values, context)
+
+
 def _register(cls: type) -> None:
     if issubclass(cls, (TensorDict, TensorDictParams)):
         register(cls)
+        _known.append(cls)
+        if "optree" in sys.modules:
+            register_with_optree()
 
 
 watch_nodes(_register)

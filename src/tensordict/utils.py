@@ -13,6 +13,7 @@ from ._options import (
     set_lazy_legacy,
     set_list_to_stack,
 )
+from ._pytree import register_with_optree
 from ._typing import NestedKey
 from .core.leaf import is_non_tensor
 from .core.linked import LinkedList
@@ -37,6 +38,7 @@ __all__ = [
     "lazy_legacy",
     "list_to_stack",
     "print_directory_tree",
+    "register_with_optree",
     "remove_duplicates",
     "set_capture_non_tensor_stack",
     "set_lazy_legacy",

@@ -57,6 +57,10 @@ class NodeMethods(
         leave(self, failed=kind is not None)
 
 
+# What tensordicts and tensorclasses have in common, by its public name.
+TensorCollection = NodeMethods
+
+
 class TensorDictBase(NodeMethods):
     """Abstract base of the dict-like classes, which implement the primitives."""
 

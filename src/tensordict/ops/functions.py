@@ -14,6 +14,7 @@ from ..core import write
 from ..core.leaf import NonTensorDataBase
 from ..core.node import Node
 from ..core.sizes import as_size
+from ..core.torch_function import implements
 from ..core.traverse import leaves
 from ..errors import DimError, EntryTypeError, ShapeError
 from .combine import stack
@@ -252,6 +253,23 @@ def expand_as_right(tensor: Any, dest: Any) -> Any:
             f"{list(dest.shape)} and {list(tensor.shape)}."
         )
     return expand_right(tensor, dest.shape)
+
+
+@implements(torch.clone)
+def _clone(td: Any, *, memory_format: torch.memory_format | None = None) -> Any:
+    if memory_format in (None, torch.preserve_format):
+        return td.clone()
+    return td._map(lambda x: x.clone(memory_format=memory_format))
+
+
+@implements(torch.clamp_max_)
+def _clamp_max_(td: Any, max: Any) -> Any:
+    return td.clamp_max_(max)
+
+
+@implements(torch.clamp_min_)
+def _clamp_min_(td: Any, min: Any) -> Any:
+    return td.clamp_min_(min)
 
 
 # --- dtypes --------------------------------------------------------------------------------------

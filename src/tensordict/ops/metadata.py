@@ -243,6 +243,12 @@ class MetadataMethods(Node):
         out: Self = remember(self, self, _locked if was else _unlocked, always=True)
         return out
 
+    def clear_refs_for_compile_(self) -> Self:
+        """Forget the way back of a ``with`` block, which holds a weak reference; returns self."""
+        for _, node in nodes_with_path(self):
+            node._undo = None
+        return self
+
     # --- contents ---------------------------------------------------------------------
 
     def is_empty(self) -> bool:
