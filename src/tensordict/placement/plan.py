@@ -29,6 +29,7 @@ from .execute import (
     options_for,
     run_routes,
 )
+from .hidden import HiddenTensor, move_hidden
 from .memory import CHECKED_NBYTES, check_free_memory
 from .names import dtype_name
 from .pending import PendingMoves
@@ -52,11 +53,13 @@ class MovePlan(PlanReport):
         non_blocking: As of ``to()``: ``None`` waits where the host could read too early.
         target_device: The one device of all leaves, ``None`` when they differ.
         unmatched: Patterns and keys of the spec or policy that met no leaf.
+        hidden: Tensors inside of non-tensor values; those with a route are moved too.
         staging: Host buffers for copies that leaves share.
         pack_below: Leaves of fewer bytes share a copy.
     """
 
     __slots__ = (
+        "hidden",
         "materialize",
         "non_blocking",
         "pack_below",
@@ -80,6 +83,7 @@ class MovePlan(PlanReport):
         non_blocking: bool | None = None,
         target_device: torch.device | None = None,
         unmatched: Sequence[Unmatched] = (),
+        hidden: Sequence[HiddenTensor] = (),
         staging: StagingPool | None = None,
         pack_below: int = PACK_BELOW,
         materialize: Callable[[Path, TensorAttrs], Tensor] | None = None,
@@ -93,6 +97,7 @@ class MovePlan(PlanReport):
         self.target_device = target_device
         self.unmatched = tuple(unmatched)
         self.materialize = materialize
+        self.hidden = tuple(hidden)
         self.staging = staging
         self.pack_below = pack_below
 
@@ -177,6 +182,7 @@ class MovePlan(PlanReport):
         if self.target_device is not None:
             for part in nodes(td):
                 part._device = self.target_device
+        self._move_hidden(td)
         return td
 
     def start(self, td: Any, *, inplace: bool = False) -> PendingMoves:
@@ -212,7 +218,15 @@ class MovePlan(PlanReport):
         keep = self.target_device is None and all(
             route.src_device == route.device for route in self.distinct_routes
         )
-        return place(td, moved, self.target_device, inplace=inplace, keep_device=keep)
+        out = place(td, moved, self.target_device, inplace=inplace, keep_device=keep)
+        self._move_hidden(out)
+        return out
+
+    def _move_hidden(self, out: Any) -> None:
+        moving = [item for item in self.hidden if item.route is not None and item.route.moves]
+        if moving:
+            # Few and apart from the leaves: blocking copies, which nobody has to wait for.
+            move_hidden(out, moving, lambda x, route: copy_along(x, route, False))
 
     def _check_memory(self) -> None:
         for device in dict.fromkeys(route.device for route in self.distinct_routes if route.moves):

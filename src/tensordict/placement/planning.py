@@ -11,13 +11,14 @@ from torch import Tensor
 from .._keys import short
 from .._typing import Path
 from ..core.node import Node
-from ..core.traverse import leaves_with_path
+from ..core.traverse import entries_with_path
 from ..device.kinds import MoveKind
 from ..device.staging import StagingPool
 from ..errors import SchemaMismatch, table_of
 from .attrs import TensorAttrs
 from .cache import keep_plan, kept_plan, plan_key
 from .coalesce import PACK_BELOW
+from .hidden import HiddenTensor, find_hidden
 from .plan import MovePlan
 from .policy import CastPolicy
 from .routes import Route, distinct, ties_of
@@ -39,6 +40,7 @@ def plan_moves(
     on_missing: Answer = "ignore",
     on_unused: Answer = "warn",
     on_shape: Answer = "error",
+    non_tensors: Literal["report", "move"] = "report",
     materialize: Callable[[Path, TensorAttrs], Tensor] | None = None,
 ) -> MovePlan:
     """Decide how each leaf of a tree gets to its target; nothing is copied.
@@ -57,6 +59,8 @@ def plan_moves(
         on_missing: What to do about leaves that the spec says nothing about.
         on_unused: What to do about keys and patterns that meet no leaf.
         on_shape: What to do about leaves whose shape is not the one that the spec recorded.
+        non_tensors: Whether tensors inside of non-tensor values (a dict kept as one value) are only
+            reported (``plan.hidden``), or moved too.
         materialize: Makes the values of meta leaves that go to a real device, from the path and
             the attributes wanted.
 
@@ -78,12 +82,13 @@ def plan_moves(
     if max_staging_bytes is not None:
         staging = StagingPool(max_staging_bytes)
     elif staging is None and materialize is None:
-        options = (non_blocking, pack_below, on_missing, on_unused, on_shape)
+        options = (non_blocking, pack_below, on_missing, on_unused, on_shape, non_tensors)
         key = plan_key(td, target, policy, *options)
         kept: MovePlan | None = kept_plan(td, key)
         if kept is not None:
             return kept
-    pairs = leaves_with_path(td)
+    entries = list(entries_with_path(td))
+    pairs = [(path, x) for path, x in entries if isinstance(x, Tensor)]
     paths = [path for path, _ in pairs]
     tensors = [x for _, x in pairs]
     shapes = [x.shape for x in tensors]
@@ -101,6 +106,9 @@ def plan_moves(
     if unmatched and on_unused != "ignore":
         rows = [(item.pattern, _near_text(item)) for item in unmatched]
         _answer(on_unused, "{n} entries of the spec or policy match no leaf.", rows)
+    hidden: tuple[HiddenTensor, ...] = ()
+    if len(pairs) != len(entries):
+        hidden = find_hidden(entries, wanted.route_of if non_tensors == "move" else None)
     kinds = {route.kind for route in distinct(routes)}
     if materialize is None and MoveKind.FROM_META in kinds:
         raise _no_values(paths, routes)
@@ -112,6 +120,7 @@ def plan_moves(
         non_blocking=non_blocking,
         target_device=wanted.device,
         unmatched=unmatched,
+        hidden=hidden,
         staging=staging,
         pack_below=pack_below,
         materialize=materialize,

@@ -14,6 +14,7 @@ from .._keys import dotted, short
 from .._typing import NestedKey, Path
 from ..device.kinds import MoveKind
 from ..errors import FileFormatError
+from .hidden import HiddenTensor
 from .names import FORMATS, dtype_name, format_name, parse_dtype, size_text
 from .routes import Move, Route, route_text
 
@@ -31,6 +32,7 @@ class PlanReport:
     ties: dict[int, int]
     non_blocking: bool | None
     target_device: torch.device | None
+    hidden: tuple[HiddenTensor, ...]
 
     # --- totals --------------------------------------------------------------------
 
@@ -122,6 +124,10 @@ class PlanReport:
         if tied:
             parts.append(f"{tied} tied")
         what = f": {', '.join(parts)}" if parts else ""
+        if self.hidden:
+            stay = sum(item.route is None for item in self.hidden)
+            note = f"{stay} stay" if stay else "moved too"
+            what += f"; {len(self.hidden)} tensors inside of non-tensor values ({note})"
         before, after = size_text(self.nbytes(after=False)), size_text(self.nbytes(after=True))
         return f"{moving} of {len(self.routes)} leaves move{what}; {before} -> {after}"
 

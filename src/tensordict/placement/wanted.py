@@ -87,6 +87,16 @@ class Wanted:
             return make_route(x, goal.tgt_device, goal.tgt_dtype)
         return make_route(x, None, None)
 
+    def route_of(self, path: Path, x: Tensor) -> Route:
+        """The route of a tensor that is no leaf, by rules, policy and default."""
+        target = self._entries.get(path, _NOTHING)
+        if self._rules is not None:
+            target = target | self._rules.target(path)
+        if self._matcher is not None:
+            target = target | Target(dtype=self._matcher.dtype_for(path, x.dtype))
+        target = target | self._default
+        return make_route(x, target.device, target.dtype, target.memory_format, target.pin)
+
     def _goals(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
         if self._beside is not None and self._matcher is None:
             return self._beside
