@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -623,3 +624,49 @@ def test_casts_keep_a_tree_consolidated():
     assert same.is_consolidated() and same["a"] is low["a"]
     mixed = td.to(TensorDict({"a": torch.zeros(1, dtype=torch.int8)}).attrs())
     assert not mixed.is_consolidated() and mixed["n", "b"] is td["n", "b"]
+
+
+# --- tensors without plain memory ------------------------------------------------------------
+
+
+def test_casts_within_transforms():
+    td = TensorDict({"a": torch.ones(3, 2), "b": torch.ones(3)}, batch_size=[3])
+    out = torch.vmap(lambda t: t.to(torch.float64))(td)
+    assert out["a"].dtype is torch.float64 and out["a"].shape == (3, 2)
+
+    def loss(x):
+        return TensorDict({"a": x, "b": x * 2}).to(torch.float64)["b"].sum()
+
+    assert torch.func.grad(loss)(torch.ones(3)).tolist() == [2, 2, 2]
+    assert torch.vmap(torch.func.grad(loss))(torch.ones(2, 3)).tolist() == [[2, 2, 2]] * 2
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda", "xpu:0", "mps:0", "cpu", "meta"])
+def test_fake_tensors_move(device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with FakeTensorMode():
+            td = TensorDict({"a": torch.ones(3), "b": torch.ones(3, device="cuda:1")})
+            out = td.to(device)
+            wanted = (
+                torch.device(device)
+                if ":" in device or device in ("cpu", "meta")
+                else torch.device("cuda:0")
+            )
+            assert out["a"].device == out["b"].device == out.device == wanted
+            assert td.to(torch.float16)["b"].dtype is torch.float16
+
+
+def test_sparse_jagged_and_inference_leaves():
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    td = TensorDict({"s": torch.eye(3).to_sparse(), "j": jagged, "t": torch.eye(3).to_sparse()})
+    out = td.to(torch.float64)
+    assert out["s"].is_sparse and torch.equal(out["s"].to_dense(), torch.eye(3).double())
+    assert out["j"].dtype is torch.float64 and out["j"].is_nested
+    with torch.inference_mode():
+        td = TensorDict({"a": torch.ones(2)})
+        with td.to(torch.float64) as wide:
+            wide["a"].add_(1)
+        assert td["a"].tolist() == [2, 2]

@@ -179,7 +179,7 @@ def ties_of(tensors: Sequence[Tensor], plain: bool | None = None) -> dict[int, i
     # Most trees have no ties: one set of addresses tells.
     if plain is None:
         plain = PLAIN_TENSORS.issuperset(map(type, tensors))
-    if plain and len(set(map(Tensor.data_ptr, tensors))) == len(tensors):
+    if plain and _all_apart(tensors):
         return None
     first: dict[Any, int] = {}
     ties: dict[int, int] = {}
@@ -188,6 +188,14 @@ def ties_of(tensors: Sequence[Tensor], plain: bool | None = None) -> dict[int, i
         if seen != index:
             ties[index] = seen
     return ties or None
+
+
+def _all_apart(tensors: Sequence[Tensor]) -> bool:
+    """Whether all addresses differ; False where they cannot be asked (vmap, sparse, empty)."""
+    try:
+        return len(set(map(Tensor.data_ptr, tensors))) == len(tensors)
+    except RuntimeError:
+        return False
 
 
 def _memory_key(x: Tensor) -> Any:

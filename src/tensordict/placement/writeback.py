@@ -56,7 +56,10 @@ class WriteBack:
 
     def _untouched(self, path: Path, entry: Any) -> bool:
         before = self._before.get(path)
-        return before is not None and before[0] is entry and before[1] == _version(entry)
+        if before is None or before[0] is not entry or before[1] != _version(entry):
+            return False
+        # Writes to inference tensors are not counted: they may have been written to.
+        return not (isinstance(entry, Tensor) and entry.is_inference())
 
 
 def _prepared(nodes: dict[Path, Node], path: Path, entry: Any) -> tuple[Node, Path, Any]:
