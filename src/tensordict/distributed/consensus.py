@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from ..errors import (
     TransferTimeout,
     table_of,
 )
+from .pending import Pending
 from .transport import Transport, Work, bytes_tensor
 
 # The errors that can be agreed on; the first of them that some rank has is what all raise.
@@ -51,7 +54,7 @@ class Report:
     rows: list[tuple[str, str]] = field(default_factory=list)
     kind: type[TransferError] = TransferError
 
-    def note(self, error: Exception, where: str) -> None:
+    def note(self, error: BaseException, where: str) -> None:
         """Add an error; the first one gives the kind."""
         if not self.rows:
             self.kind = _KINDS[_kind_of(error)]
@@ -67,14 +70,15 @@ class Consensus:
         members: The ranks, as the transport counts them; the first one collects.
         names: What errors call each member.
         tag: A tag that nothing else uses at the time.
-        timeout: Seconds to wait for a member.
+        timeout: Seconds that the collecting rank waits for the others, all together.  They wait
+            longer for the verdict, so that silence of one does not look like that of the first.
     """
 
     transport: Transport
     members: Sequence[int]
     names: Sequence[str]
     tag: int
-    timeout: float | None
+    timeout: float
 
     def agree(self, report: Report, headline: str) -> None:
         """Return when all members are fine.
@@ -100,11 +104,11 @@ class Consensus:
             sends = [self._send(record, root)]
             if text:
                 sends.append(self._send(bytearray(text), root))
-            length = self._receive(8, root)
+            patience = 2 * self.timeout + 5
+            size = int.from_bytes(self._receive(8, root, patience), "little")
             for send in sends:
-                send.wait(self.timeout)
-            size = int.from_bytes(length, "little")
-            return json.loads(self._receive(size, root)) if size else None
+                send.wait(patience)
+            return json.loads(self._receive(size, root, patience)) if size else None
         except TransferError as error:
             raise _named(error, name) from None
 
@@ -114,10 +118,12 @@ class Consensus:
         digests = {report.digest: [self.names[0]]}
         lost: set[int] = set()
         others = list(zip(self.members[1:], self.names[1:]))
-        waiting = [self._expect(rank) for rank, _ in others]
-        for (rank, name), expected in zip(others, waiting):
+        end = time.monotonic() + self.timeout
+        # Each in a thread: a wait that times out would close gloo's connections to all ranks.
+        waiting = [Pending(partial(self._hear, rank), f"record of {name}") for rank, name in others]
+        for (rank, name), pending in zip(others, waiting):
             try:
-                digest, kind, said = self._hear(rank, expected)
+                digest, kind, said = pending.wait(max(0.0, end - time.monotonic()))
             except TransferError as error:
                 lost.add(rank)
                 error = _named(error, name)
@@ -137,22 +143,10 @@ class Consensus:
         self._tell(verdict, [rank for rank, _ in others if rank not in lost])
         return verdict
 
-    def _expect(self, rank: int) -> tuple[Tensor, Work | TransferError]:
-        """Start to receive the record of a member."""
-        buffer = torch.empty(_RECORD.size, dtype=torch.uint8)
-        try:
-            return buffer, self.transport.irecv(buffer, rank, self.tag, control=True)
-        except TransferError as error:
-            return buffer, error
-
-    def _hear(self, rank: int, expected: Any) -> tuple[bytes, int, Any]:
+    def _hear(self, rank: int) -> tuple[bytes, int, Any]:
         """Digest, kind of error and rows of a member."""
-        buffer, work = expected
-        if isinstance(work, TransferError):
-            raise work
-        work.wait(self.timeout)
-        digest, kind, size = _RECORD.unpack(_bytes(buffer))
-        return digest, kind - 1, json.loads(self._receive(size, rank)) if size else None
+        digest, kind, size = _RECORD.unpack(self._receive(_RECORD.size, rank, None))
+        return digest, kind - 1, json.loads(self._receive(size, rank, None)) if size else None
 
     def _tell(self, verdict: Any, members: list[int]) -> None:
         text = b"" if verdict is None else json.dumps(verdict).encode()
@@ -170,9 +164,9 @@ class Consensus:
     def _send(self, data: bytearray, rank: int) -> Work:
         return self.transport.isend(bytes_tensor(data), rank, self.tag, control=True)
 
-    def _receive(self, size: int, rank: int) -> bytes:
+    def _receive(self, size: int, rank: int, timeout: float | None) -> bytes:
         buffer = torch.empty(size, dtype=torch.uint8)
-        self.transport.irecv(buffer, rank, self.tag, control=True).wait(self.timeout)
+        self.transport.irecv(buffer, rank, self.tag, control=True).wait(timeout)
         return _bytes(buffer)
 
 
@@ -180,7 +174,7 @@ def _bytes(buffer: Tensor) -> bytes:
     return buffer.numpy().tobytes()
 
 
-def _kind_of(error: Exception) -> int:
+def _kind_of(error: BaseException) -> int:
     found = (i for i, kind in enumerate(_KINDS) if isinstance(error, kind))
     return next(found, len(_KINDS) - 1)
 

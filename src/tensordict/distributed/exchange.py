@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,7 +23,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from ..errors import LayoutError, PlanMismatch, TransferError, table_of
+from ..errors import LayoutError, PlanMismatch, TransferError, TransferTimeout, table_of
 from ..placement.layout import Layout
 from ..placement.models import local_tensor, tensors_of
 from ..placement.names import dtype_name
@@ -30,12 +32,17 @@ from ..placement.reshard_program import Message
 from ..storage.named import tree_of
 from .consensus import Consensus, Report
 from .pending import Pending
-from .resharding import Workspace
+from .resharding import Stage, Workspace
 from .transport import TorchTransport, Transport, Work, group_rank
 
 # Tags far from those that `init_tag` of other exchanges reaches; three for each reshard.
 _FIRST_TAG = 1 << 27
 _N_TURNS = 1 << 16
+_TIMEOUT = 300.0
+_GRACE = 2.0
+# Bytes of packed messages that a rank has on their way out at a time: enough to keep the link
+# busy, few enough that the buffers are used again.
+_MAX_PACKED_NBYTES = 32 << 20
 
 
 class RunOptions(TypedDict, total=False):
@@ -45,7 +52,7 @@ class RunOptions(TypedDict, total=False):
         partial: Write to ``out`` as bytes arrive.  Needs no second copy of it; after an error it
             is partly new, and the error says which tensors may be.
         verify: Compare a digest of every message (CPU tensors).
-        timeout: Seconds to wait for one message; the group's own timeout by default.
+        timeout: Seconds without a message from a rank after which it is given up; 300 by default.
         device: Where new tensors are made; by default where the others are.
         loader: Called with name and tensor of each result, in the order of the plan, once all
             ranks are through: for engines that put weights in their places themselves.
@@ -54,7 +61,7 @@ class RunOptions(TypedDict, total=False):
 
     partial: bool
     verify: bool
-    timeout: float | None
+    timeout: float
     device: torch.device
     loader: Callable[[str, Tensor], Any]
     transport: Transport
@@ -156,7 +163,7 @@ class _Flight:
     message: Message
     data: Tensor
     work: Work
-    arrived: Callable[[], None] | None
+    stage: Stage | None
 
 
 @dataclass(slots=True)
@@ -173,6 +180,9 @@ class _Run:
     lost: set[int] = field(default_factory=set)
     digests: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
     unfinished: list[Message] = field(default_factory=list)
+    awaited: int = -1
+    given_up: bool = False
+    progress: int = 0
 
     def do(self, td: Any, out: Any) -> Any:
         """Run the plan; the result of the handle."""
@@ -190,12 +200,10 @@ class _Run:
         self._agree("Cannot reshard: the ranks do not agree.")
         assert space is not None
         self.report = Report(bytes(16))
+        self._watch(space)
         try:
-            self._exchange(space)
-        except Exception as error:
-            self.report.note(error, "payload")
-        try:
-            self._agree("Cannot reshard: the exchange failed.")
+            # A rank may come here late, after it has waited in vain for another one.
+            self._agree("Cannot reshard: the exchange failed.", times=2)
         except TransferError as error:
             raise self._told(error, space) from None
         return self._commit(space, targets, out)
@@ -217,11 +225,11 @@ class _Run:
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, str]]]:
         """Local tensors of both sides, and all that does not fit the plan."""
         problems: list[tuple[str, str]] = []
-        needed = {name: x for name, x in self.plan.src.items() if self.rank in x.ranks}
+        needed = {name: x for name, x in self.plan.src.items() if x.has_rank(self.rank)}
         sources = self._fitting(tensors_of(td), needed, "the source", problems)
         targets: dict[str, Tensor] = {}
         if out is not None:
-            wanted = {name: x for name, x in self.plan.dst.items() if self.rank in x.ranks}
+            wanted = {name: x for name, x in self.plan.dst.items() if x.has_rank(self.rank)}
             targets = self._fitting(tensors_of(out), wanted, "out", problems)
             if self.options.get("partial"):
                 problems += _shared(sources, targets)
@@ -256,6 +264,41 @@ class _Run:
 
     # --- payload ----------------------------------------------------------------------
 
+    def _watch(self, space: Workspace) -> None:
+        """Let a thread exchange, and give it up when nothing arrives for too long.
+
+        A wait of gloo that times out closes the connections to all ranks, so none has a timeout.
+        """
+        over = threading.Event()
+        report = self.report
+
+        def run() -> None:
+            try:
+                self._exchange(space)
+            except BaseException as error:  # the others hear of it, and the caller
+                report.note(error, "payload")
+            finally:
+                over.set()
+
+        threading.Thread(
+            target=run, name=f"reshard payload on rank {self.rank}", daemon=True
+        ).start()
+        seen, since = self.progress, time.monotonic()
+        while not over.wait(min(0.25 * self._patience(), 0.5)):
+            now = time.monotonic()
+            if self.progress != seen:
+                seen, since = self.progress, now
+            elif now - since >= self._patience():
+                self.given_up = True
+                self.report = Report(report.digest, list(report.rows), report.kind)
+                name = self._name(self.awaited)
+                error = TransferTimeout(f"nothing for {now - since:.1f} s")
+                self.report.note(error, f"payload with {name}")
+                return
+
+    def _name(self, rank: int) -> str:
+        return self.transport.name_of(self.members[rank])
+
     def _exchange(self, space: Workspace) -> None:
         for stage in (0, 1):
             messages = [m for m in space.program.messages if m.stage == stage]
@@ -272,59 +315,80 @@ class _Run:
     ) -> None:
         limit = self.plan.options.max_staging_bytes
         under_way: deque[_Flight] = deque()
-        nbytes = 0
+        packed: deque[_Flight] = deque()
+        nbytes = packed_nbytes = 0
         for message in messages:
             while limit and under_way and nbytes + message.nbytes > limit:
                 nbytes -= under_way[0].message.nbytes
-                self._finish(under_way.popleft())
+                self._finish(space, under_way.popleft())
+            while packed and packed_nbytes + message.nbytes > _MAX_PACKED_NBYTES:
+                packed_nbytes -= packed[0].message.nbytes
+                self._finish(space, packed.popleft())
             flight = self._start(space, message)
-            if flight is not None:
+            if flight is None:
+                continue
+            if limit is None and flight.stage is not None and message.src == self.rank:
+                # All receives are there already, so waiting for a send holds nobody up.
+                packed.append(flight)
+                packed_nbytes += message.nbytes
+            else:
                 under_way.append(flight)
                 nbytes += message.nbytes
         if meanwhile is not None:
             meanwhile()
-        while under_way:
-            self._finish(under_way.popleft())
+        for flight in (*under_way, *packed):
+            self._finish(space, flight)
 
     def _start(self, space: Workspace, message: Message) -> _Flight | None:
         peer = message.dst if message.src == self.rank else message.src
         if peer in self.lost:
             self.unfinished.append(message)
             return None
-        arrived = None
         try:
             if message.src == self.rank:
-                data = space.outgoing(message)
+                data, stage = space.outgoing(message)
                 self._note(message, data)
                 work = self.transport.isend(data, self.members[peer], self.tag)
             else:
-                data, arrived = space.incoming(message)
+                data, stage = space.incoming(message)
                 work = self.transport.irecv(data, self.members[peer], self.tag)
         except TransferError as error:
             self._failed(message, peer, error)
             return None
-        return _Flight(message, data, work, arrived)
+        return _Flight(message, data, work, stage)
 
-    def _finish(self, flight: _Flight) -> None:
-        message = flight.message
+    def _finish(self, space: Workspace, flight: _Flight) -> None:
+        message, stage = flight.message, flight.stage
         peer = message.dst if message.src == self.rank else message.src
+        self.awaited = peer
         try:
-            flight.work.wait(self.options.get("timeout"))
+            flight.work.wait()
         except TransferError as error:
-            self._failed(message, peer, error)
+            if not self.given_up:
+                self._failed(message, peer, error)
+            return
+        finally:
+            self.progress += 1
+        if self.given_up:  # nobody waits for this any more, so it writes no more
             return
         if message.dst == self.rank:
             self._note(message, flight.data)
-            if flight.arrived is not None:
-                flight.arrived()
+            if stage is not None:
+                space.unpack(message, stage)
+        if stage is not None:
+            space.give_back(message, stage)
+
+    def _patience(self) -> float:
+        """Seconds to wait for a message: few once a rank is gone, for then it is all in vain."""
+        timeout = float(self.options.get("timeout", _TIMEOUT))
+        return min(timeout, _GRACE) if self.lost else timeout
 
     def _failed(self, message: Message, peer: int, error: TransferError) -> None:
         """Go on with the other peers: they wait for this rank."""
         self.unfinished.append(message)
         if peer not in self.lost:
             self.lost.add(peer)
-            name = self.transport.name_of(self.members[peer])
-            self.report.note(error, f"payload with {name}")
+            self.report.note(error, f"payload with {self._name(peer)}")
 
     # --- verification -------------------------------------------------------------------
 
@@ -347,21 +411,24 @@ class _Run:
                 work = self.transport.irecv(data, self.members[pair[0]], self.tag + 2, control=True)
             works.append((pair, mine, data, work))
         for pair, mine, data, work in works:
-            work.wait(self.options.get("timeout"))
+            self.awaited = pair[0] if pair[1] == self.rank else pair[1]
+            work.wait()
+            self.progress += 1
             if pair[1] == self.rank and data.numpy().tobytes() != mine:
                 error = TransferError(f"messages of rank {pair[0]} arrived with other bytes")
                 self.report.note(error, "verification")
 
     # --- after --------------------------------------------------------------------------
 
-    def _agree(self, headline: str) -> None:
+    def _agree(self, headline: str, times: int = 1) -> None:
+        timeout = times * float(self.options.get("timeout", _TIMEOUT))
         names = [self.transport.name_of(local) for local in self.members.values()]
         Consensus(
             self.transport,
             list(self.members.values()),
             names,
             self.tag + 1,
-            self.options.get("timeout"),
+            timeout,
         ).agree(self.report, headline)
 
     def _told(self, error: TransferError, space: Workspace) -> TransferError:

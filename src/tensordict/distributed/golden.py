@@ -160,17 +160,17 @@ def simulate_reshard(
         for rank, space in spaces.items():
             for message in space.program.messages:
                 if message.stage == stage and message.src == rank:
-                    data = under_way[message.key] = space.outgoing(message).clone()
+                    data = under_way[message.key] = space.outgoing(message)[0].clone()
                     traffic.sent[rank] = traffic.sent.get(rank, 0) + data.numel()
                     traffic.n_messages += 1
         for rank, space in spaces.items():
             for message in space.program.messages:
                 if message.stage == stage and message.dst == rank:
-                    buffer, arrived = space.incoming(message)
+                    buffer, stage_buffer = space.incoming(message)
                     buffer.copy_(under_way.pop(message.key))
                     traffic.received[rank] = traffic.received.get(rank, 0) + buffer.numel()
-                    if arrived is not None:
-                        arrived()
+                    if stage_buffer is not None:
+                        space.unpack(message, stage_buffer)
         if under_way:
             raise AssertionError(f"messages that nobody receives: {list(under_way)}")
     out: Locals = {}

@@ -6,16 +6,33 @@ No communication happens here: `exchange` sends and receives what `Workspace` pa
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..placement.layout import Layout
 from ..placement.reshard import ReshardPlan
 from ..placement.reshard_program import Cut, Message, RankProgram, Slot, program_of
 from ..placement.views import Block
+
+_MAX_KEPT_NBYTES: Final = 128 << 20
+
+
+class _Bound(NamedTuple):
+    """Tensors of a side, whether each is dense, and where it begins in its storage."""
+
+    tensors: list[Tensor]
+    dense: list[bool]
+    begins: list[int]
+
+    @staticmethod
+    def of(tensors: list[Tensor]) -> _Bound:
+        dense = [tensor.is_contiguous() for tensor in tensors]
+        return _Bound(tensors, dense, [int(tensor.storage_offset()) for tensor in tensors])
 
 
 class Workspace:
@@ -42,31 +59,32 @@ class Workspace:
         self.program: RankProgram = program_of(plan, rank)
         self.device = device
         self.results: dict[str, Tensor] = {}
+        self._stages: Stages = self.program.memo.setdefault("stages", Stages())
         self._fill(rank, targets)
-        src, dst = plan.src, plan.dst
-        self._sources = [
-            _in_box(_plain(sources[slot.name]), src[slot.name].of_rank(rank), slot)
-            for slot in self.program.sources
-        ]
-        self._targets = []
-        self._parts: list[Tensor] = []
+        self._sources = _Bound.of(
+            [
+                _in_box(_plain(sources[slot.name]), plan.src[slot.name], rank, slot)
+                for slot in self.program.sources
+            ]
+        )
+        bound = []
         for slot in self.program.targets:
             tensor = self.results[slot.name]
             if slot.part >= 0:
                 tensor = torch.empty(tensor.shape, dtype=slot.wire, device=tensor.device)
-                self._parts.append(tensor)
-            self._targets.append(_in_box(tensor, dst[slot.name].of_rank(rank), slot))
+            bound.append(_in_box(tensor, plan.dst[slot.name], rank, slot))
+        self._targets = _Bound.of(bound)
 
     def _fill(self, rank: int, targets: Mapping[str, Tensor]) -> None:
         """Destination tensors, with their constant blocks in place."""
         for name, layout in self.plan.dst.items():
-            if rank not in layout.ranks or name in self.plan.aliases:
+            if name in self.plan.aliases or not layout.has_rank(rank):
                 continue
             tensor = targets.get(name)
             if tensor is None:
                 shape = layout.local_shape(rank)
                 tensor = torch.empty(shape, dtype=layout.dtype, device=self.device)
-            tensor = self.results[name] = tensor.detach()
+            self.results[name] = tensor
             for block in self.plan.fills.get(name, ()):
                 fill_block(tensor, layout.of_rank(rank), layout.runs_of(rank), block)
 
@@ -74,38 +92,121 @@ class Workspace:
         """Move the boxes that this rank holds already."""
         copies = self.program.copies
         if copies:
-            to = [view_of(self._targets[cut.slot], cut) for _, cut in copies]
-            _copy_all(to, [view_of(self._sources[cut.slot], cut) for cut, _ in copies])
+            to = self._views("copied to", self._targets, lambda: [cut for _, cut in copies])
+            source = self._views("copied from", self._sources, lambda: [cut for cut, _ in copies])
+            _copy_all(to, source)
 
-    def outgoing(self, message: Message) -> Tensor:
-        """The bytes of a message to send: in place where they are in one run, else packed."""
-        tensors = self._targets if message.stage else self._sources
-        views = [view_of(tensors[piece.cut.slot], piece.cut) for piece in message.pieces]
-        if len(views) == 1:
-            view, wire = views[0], message.pieces[0].wire
-            if view.dtype is wire and view.is_contiguous() and view.device == self.device:
-                return _flat_bytes(view)
-        buffer = torch.empty(message.nbytes, dtype=torch.uint8, device=self.device)
-        _copy_all(_buffer_views(buffer, message), views)
-        return buffer
+    def outgoing(self, message: Message) -> tuple[Tensor, Stage | None]:
+        """The bytes of a message to send, and the buffer that they were packed in.
 
-    def incoming(self, message: Message) -> tuple[Tensor, Callable[[], None] | None]:
-        """Where to receive a message, and what to do when it is there."""
-        views = [view_of(self._targets[piece.cut.slot], piece.cut) for piece in message.pieces]
-        if len(views) == 1:
-            view, wire = views[0], message.pieces[0].wire
-            if view.dtype is wire and view.is_contiguous() and view.device == self.device:
-                return _flat_bytes(view), None
-        buffer = torch.empty(message.nbytes, dtype=torch.uint8, device=self.device)
-        return buffer, lambda: _copy_all(views, _buffer_views(buffer, message))
+        In place, without a buffer, where they are in one run already.
+        """
+        views = self._of_message(message, self._targets if message.stage else self._sources)
+        if self._in_place(message, views):
+            return _flat_bytes(views[0]), None
+        stage = self._stages.take(message, self.device)
+        _copy_all(stage.views, views)
+        return stage.data, stage
+
+    def incoming(self, message: Message) -> tuple[Tensor, Stage | None]:
+        """Where to receive a message, and the buffer to `unpack` then; ``None`` for in place."""
+        views = self._of_message(message, self._targets)
+        if self._in_place(message, views):
+            return _flat_bytes(views[0]), None
+        stage = self._stages.take(message, self.device)
+        return stage.data, stage
+
+    def unpack(self, message: Message, stage: Stage) -> None:
+        """Move the boxes of a message that has arrived to their places."""
+        _copy_all(self._of_message(message, self._targets), stage.views)
+
+    def give_back(self, message: Message, stage: Stage) -> None:
+        """Keep a buffer that nothing reads any more for another message."""
+        self._stages.keep(message, stage)
 
     def reduce(self) -> None:
         """Combine the contributions to partial tensors, in their order."""
+        tensors = self._targets.tensors
         for reduction in self.program.reductions:
-            parts = [view_of(self._targets[cut.slot], cut) for cut in reduction.parts]
+            parts = [view_of(tensors[cut.slot], cut) for cut in reduction.parts]
             cut = reduction.target
-            view_of(self._targets[cut.slot], cut).copy_(combine(parts, reduction.op))
-        self._parts.clear()
+            view_of(tensors[cut.slot], cut).copy_(combine(parts, reduction.op))
+
+    def _in_place(self, message: Message, views: list[Tensor]) -> bool:
+        if len(views) != 1:
+            return False
+        view = views[0]
+        fits = view.dtype is message.pieces[0].wire and view.is_contiguous()
+        return fits and view.device == self.device
+
+    def _of_message(self, message: Message, bound: _Bound) -> list[Tensor]:
+        return self._views(message.key, bound, lambda: [piece.cut for piece in message.pieces])
+
+    def _views(self, key: Any, bound: _Bound, cuts: Callable[[], list[Cut]]) -> list[Tensor]:
+        """The boxes of some cuts; strides of dense tensors are worked out once for a plan."""
+        tensors, dense, begins = bound
+        known = self.program.memo.get(key)
+        if known is None:
+            known = [(cut, *_place_in(tensors[cut.slot].shape, cut)) for cut in cuts()]
+            self.program.memo[key] = known
+        return [
+            tensors[cut.slot].as_strided(cut.sizes, strides, begins[cut.slot] + offset)
+            if dense[cut.slot]
+            else view_of(tensors[cut.slot], cut)
+            for cut, strides, offset in known
+        ]
+
+
+class Stage(NamedTuple):
+    """A buffer for a message, and the boxes in it."""
+
+    data: Tensor
+    views: list[Tensor]
+
+
+class Stages:
+    """Buffers kept from message to message and from run to run, up to a bound.
+
+    Fresh pages cost more than the copy that fills them.  A buffer is handed out to one message at
+    a time.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[Any, list[Stage]] = {}
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, message: Message, device: torch.device) -> Stage:
+        """A buffer for a message."""
+        with self._lock:
+            idle = self._idle.get(self._key(message, device))
+            if idle:
+                self._nbytes -= message.nbytes
+                return idle.pop()
+        data = torch.empty(message.nbytes, dtype=torch.uint8, device=device)
+        return Stage(data, _buffer_views(data, message))
+
+    def keep(self, message: Message, stage: Stage) -> None:
+        """Take a buffer back."""
+        with self._lock:
+            if self._nbytes + message.nbytes <= _MAX_KEPT_NBYTES:
+                self._nbytes += message.nbytes
+                key = self._key(message, stage.data.device)
+                self._idle.setdefault(key, []).append(stage)
+
+    @staticmethod
+    def _key(message: Message, device: torch.device) -> Any:
+        # A box that travels alone fits in any buffer for the same extents.
+        if len(message.pieces) == 1:
+            return (message.pieces[0].cut.sizes, message.pieces[0].wire, device)
+        return (message.key, device)
+
+
+def _place_in(shape: Sequence[int], cut: Cut) -> tuple[tuple[int, ...], int]:
+    """Strides and offset of a box in a dense tensor of a shape."""
+    dense = _dense(tuple(shape))
+    offset = sum(at * stride for at, stride in zip(cut.starts, dense))
+    return tuple(dense[axis] if axis >= 0 else 1 for axis in cut.axes), offset
 
 
 def view_of(tensor: Tensor, cut: Cut) -> Tensor:
@@ -173,14 +274,15 @@ def _flat_bytes(view: Tensor) -> Tensor:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Without grad history and lazy conjugation, so that strides say all."""
-    return tensor.detach().resolve_conj().resolve_neg()
+    """Without lazy conjugation, so that strides say all."""
+    return tensor.resolve_conj().resolve_neg()
 
 
-def _in_box(tensor: Tensor, boxes: Any, slot: Slot) -> Tensor:
+def _in_box(tensor: Tensor, layout: Layout, rank: int, slot: Slot) -> Tensor:
     """The tensor, or one of the boxes that it holds one after the other."""
     if slot.box < 0:
         return tensor
+    boxes = layout.of_rank(rank)
     offset = sum(box.numel for box in boxes[: slot.box])
     box = boxes[slot.box]
     return tensor.narrow(0, offset, box.numel).view(box.shape)

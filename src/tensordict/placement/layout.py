@@ -196,6 +196,10 @@ class Layout:
         """Pairs of rank and boxes, by rank.  A rank may hold several boxes, or an empty one."""
         return tuple((rank, self.of_rank(rank)) for rank in sorted(self.ranks))
 
+    def has_rank(self, rank: int) -> bool:
+        """Whether a rank takes part."""
+        return rank in self._positions()
+
     def of_rank(self, rank: int) -> tuple[Box, ...]:
         """The boxes of one rank, ``()`` when it takes no part."""
         at = self._positions().get(rank)
@@ -223,10 +227,16 @@ class Layout:
         >>> Layout.from_placements([5, 2], [2], [Placement("shard", 0)]).local_shape(1)
         (2, 2)
         """
-        runs = self.runs_of(rank)
-        if runs is None:
-            return (sum(box.numel for box in self.of_rank(rank)),)
-        return tuple(sum(b - a for a, b in dim_runs) for dim_runs in runs)
+        known = self._memo.setdefault("local", {})
+        found = known.get(rank)
+        if found is None:
+            runs = self.runs_of(rank)
+            if runs is None:
+                found = (sum(box.numel for box in self.of_rank(rank)),)
+            else:
+                found = tuple(sum(b - a for a, b in dim_runs) for dim_runs in runs)
+            known[rank] = found
+        return tuple(found)
 
     def table(self) -> BoxTable:
         """The boxes as arrays."""

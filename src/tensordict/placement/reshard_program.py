@@ -113,6 +113,7 @@ class RankProgram:
         messages: What it sends and receives, in the common order.
         copies: Boxes it has already: from a source to a target.
         reductions: What to do when all contributions are there.
+        memo: What the executor keeps from run to run.
     """
 
     rank: int
@@ -121,6 +122,7 @@ class RankProgram:
     messages: tuple[Message, ...]
     copies: tuple[tuple[Cut, Cut], ...]
     reductions: tuple[Reduction, ...]
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def peak_staging(self, limit: int | None) -> int:
         """Most bytes of messages under way when the oldest one is waited for to make room."""
