@@ -204,6 +204,17 @@ def test_a_dtype_that_a_later_leaf_refuses():
     assert td["b"].tolist() == [2, 2, 2]
 
 
+def test_a_zero_that_a_later_leaf_cannot_divide_by():
+    td = TensorDict(a=torch.ones(2), b=torch.tensor([4, 4]), c=torch.ones(2))
+    unchanged(td, lambda td: td.floor_divide_(0), RuntimeError)
+    zero = TensorDict(a=torch.ones(2), b=torch.tensor([1, 0]), c=torch.ones(2))
+    for name in ("floor_divide_", "fmod_", "remainder_", "mod_"):
+        unchanged(td, lambda td, name=name: getattr(td, name)(zero), RuntimeError)
+    unchanged(td, lambda td: td.div_(zero, rounding_mode="trunc"), RuntimeError)
+    td //= 3
+    assert td["b"].tolist() == [1, 1]
+
+
 def test_a_shape_that_a_later_leaf_refuses():
     td = TensorDict(a=torch.ones(3), b=torch.ones(2), c=torch.ones(3))
     unchanged(td, lambda td: td.add_(torch.ones(3)), RuntimeError)

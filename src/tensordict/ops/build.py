@@ -260,16 +260,27 @@ def _binary_inplace(row: Binary) -> Method:
     fn = _INPLACE.get(row.name) or getattr(Tensor, f"{torch_name(row)}_")
     each = foreach(row, inplace=True)
     name, numbers, params = row.name, row.numbers, defaults(row.params)
+    divides = torch_name(row) in ("floor_divide", "fmod", "remainder")
+    out_of_place = getattr(torch, torch_name(row))
 
     def method(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         given = extra(params, args, kwargs) if args or kwargs else None
         values = inplace_pair(self, other, name)
         if type(values) is not list and not numbers:
             values = [_number(values, x) for x in leaves(self)]
+        if divides or (given and "rounding_mode" in given):
+            _divisible(self, values, out_of_place, given)
         write_each(self, fn, None if given else each, (values,), given)
         return self
 
     return _documented(method, row, ("other",), f"In place: {row.doc}")
+
+
+def _divisible(node: Any, values: Any, fn: Callable[..., Tensor], given: Any) -> None:
+    """Divide the integer leaves once for nothing: a zero in a later leaf must not come too late."""
+    for i, x in enumerate(leaves(node)):
+        if not x.is_floating_point():
+            fn(x, values[i] if type(values) is list else values, **(given or {}))
 
 
 # torch has no method of the name, only the foreach form.

@@ -113,7 +113,7 @@ def _fits(small: Sequence[int], large: Sequence[int]) -> bool:
 def _rehearse(
     xs: Sequence[Tensor], fn: Callable[..., Any], operands: Sequence[Any], kwargs: dict[str, Any]
 ) -> None:
-    """Run the operation on a tensor of one element for each sort of leaf."""
+    """Run the operation on a tensor of one element (or none) for each sort of leaf."""
     if transforms() is not None or torch.compiler.is_compiling():
         return  # traced: an error comes before anything runs
     seen = set()
@@ -124,15 +124,16 @@ def _rehearse(
         if sort in seen:
             continue
         seen.add(sort)
-        probe = _probe(x, 1).requires_grad_(leaf)
+        n = min(1, x.numel())
+        probe = torch.ones(n, dtype=x.dtype, device=x.device, requires_grad=leaf)
         if sort[2]:
             probe = probe.expand(2)
-        fn(probe, *[_probe(a, a.ndim) if isinstance(a, Tensor) else a for a in args], **kwargs)
+        fn(probe, *[_probe(a, n) if isinstance(a, Tensor) else a for a in args], **kwargs)
 
 
 def _sort(x: Tensor) -> Any:
-    return x.dtype, x.device, x.ndim > 0
+    return x.dtype, x.device, x.ndim > 0, x.numel() > 0
 
 
-def _probe(x: Tensor, ndim: int) -> Tensor:
-    return torch.ones((1,) if ndim else (), dtype=x.dtype, device=x.device)
+def _probe(x: Tensor, n: int) -> Tensor:
+    return torch.ones((n,) if x.ndim else (), dtype=x.dtype, device=x.device)
