@@ -43,6 +43,19 @@ def rebuild(node: N, tensors: Iterable[Tensor]) -> N:
     return node._rebuild(iter(tensors))
 
 
+def snapshot(node: N) -> N:
+    """The same containers over the same leaves, which no other thread can change.
+
+    What is done in several steps (collect, compute, rebuild) starts here, so that each
+    step sees the same keys. A locked tree is its own snapshot.
+    """
+    return node if node._lock is not None else node._map(_same)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
 def map_leaves(node: N, fn: Callable[[Tensor], Tensor]) -> N:
     """The same tree, unlocked, over ``fn(tensor)``."""
     return node._map(fn)
@@ -111,6 +124,21 @@ def slots(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node, str]]:
             yield from slots(entry, path)
         elif isinstance(entry, Tensor):
             yield path, holder, name
+
+
+def keyed_leaves(node: Node, prefix: Path = ()) -> list[tuple[Path, Tensor]]:
+    """The tensors of a tree with their keys; members of a stack have the keys of the stack."""
+    out: list[tuple[Path, Tensor]] = []
+    for member in node._members() or ():
+        out += keyed_leaves(member, prefix)
+    if out or node._members() is not None:
+        return out
+    for name, entry in node._items():
+        if isinstance(entry, Tensor):
+            out.append(((*prefix, name), entry))
+        elif isinstance(entry, Node):
+            out += keyed_leaves(entry, (*prefix, name))
+    return out
 
 
 def nodes_with_path(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:

@@ -17,10 +17,18 @@ from ..core.devices import as_device
 from ..core.leaf import Leaf
 from ..core.node import KEEP, Entry, Node
 from ..core.sizes import as_size
-from ..core.traverse import DESCEND, leaves, leaves_like, only_tensors, zip_map
+from ..core.traverse import (
+    DESCEND,
+    keyed_leaves,
+    leaves,
+    leaves_like,
+    only_tensors,
+    snapshot,
+    zip_map,
+)
 from ..errors import EntryTypeError, StructureError, table_of
 from . import update
-from .inplace import write_each
+from .inplace import copy_each, write_each
 from .metadata import check_names
 from .operands import grouped, run_grouped
 
@@ -64,6 +72,18 @@ class Request:
     def only_tensors(self) -> bool:
         """Whether the function is called on the tensors of both sides, and on nothing else."""
         return not self.call_on_nested and self.is_leaf is None and self.default is NO_DEFAULT
+
+    @property
+    def plain(self) -> bool:
+        """Whether results that are like the leaves take their place, and nothing else changes."""
+        return (
+            not self.call_on_nested
+            and self.is_leaf is None
+            and self.batch_size is None
+            and self.device is KEEP
+            and self.names is KEEP
+            and self.filter_empty is not True
+        )
 
     def picks(self, entry: Entry) -> bool:
         """Whether the function is called on an entry."""
@@ -118,11 +138,10 @@ class ApplyMethods(Node):
         """
         if not options:
             if not others and not inplace and out is None and not propagate_lock:
-                xs = leaves(self)
+                node = snapshot(self)
+                xs = leaves(node)
                 ys = [fn(x) for x in xs]
-                if _alike(xs, ys):
-                    return self._rebuild(iter(ys))
-                return _assembled(self, ys, _DEFAULT)
+                return node._rebuild(iter(ys)) if _alike(xs, ys) else _assembled(node, ys, _DEFAULT)
             request = _DEFAULT
         else:
             request = _request(**options)
@@ -171,10 +190,11 @@ class ApplyMethods(Node):
             return self._map(_same)
         if memory_format is not torch.preserve_format:
             return self._map(lambda x: x.clone(memory_format=memory_format))
-        xs = leaves(self)
+        node = snapshot(self)
+        xs = leaves(node)
         if grouped(xs):
-            return self._rebuild(iter(run_grouped(torch._foreach_clone, torch.clone, xs)))
-        return self._map(torch.clone)
+            return node._rebuild(iter(run_grouped(torch._foreach_clone, torch.clone, xs)))
+        return node._map(torch.clone)
 
     def copy(self) -> Self:
         """New containers over the same leaves."""
@@ -189,7 +209,7 @@ class ApplyMethods(Node):
         Raises:
             KeyError: a key of ``tensordict`` is not here; nothing has changed then.
         """
-        if isinstance(tensordict, Node) and _copy_each(self, tensordict, non_blocking):
+        if isinstance(tensordict, Node) and _copy_each(snapshot(self), tensordict, non_blocking):
             return self
         update.write_all(self, tensordict, non_blocking=non_blocking)
         return self
@@ -231,9 +251,10 @@ def _copy_each(node: Node, source: Node, non_blocking: bool) -> bool:
     except StructureError:
         return False
     xs = leaves(node)
-    if any(x.shape != y.shape for x, y in zip(xs, ys)):
-        return False
-    write_each(node, Tensor.copy_, torch._foreach_copy_, (ys,), {"non_blocking": non_blocking})
+    for x, y in zip(xs, ys):
+        if x.shape != y.shape:
+            return False
+    copy_each(xs, ys, non_blocking)
     return True
 
 
@@ -286,11 +307,18 @@ def _run(
                 f"Cannot apply a function to a tensordict and a {type(other).__name__}: expected "
                 f"tensordicts after the function, got {other!r}."
             )
-    results = _called(fn, list(_calls(node, others, request)), request.num_threads)
+    # A function that sees nodes gets those of the tree itself.
+    own = request.call_on_nested or request.is_leaf is not None
+    source = node if own else snapshot(node)
+    results = _called(fn, list(_calls(source, others, request)), request.num_threads)
     if inplace:
-        _write(node, results, request)
+        _write(source, results, request)
         return node
-    result = _assembled(node, results, request)
+    xs = leaves(source)
+    if request.plain and _alike(xs, results):
+        result = source._rebuild(iter(results))
+    else:
+        result = _assembled(source, results, request)
     if out is not None:
         return out if result is None else out.update(result)
     if propagate_lock and node._lock is not None and result is not None:
@@ -300,11 +328,17 @@ def _run(
 
 def _calls(node: Node, others: Sequence[Node], request: Request) -> Iterator[tuple[Any, ...]]:
     """The arguments of every call, in the order of the tree."""
-    if request.only_tensors and request.keys is None:
+    if request.only_tensors:
         try:
-            return zip(leaves(node), *[leaves_like(node, other) for other in others])
+            columns = [leaves_like(node, other) for other in others]
         except StructureError:
             pass  # keys that only the others have are ignored; what is missing is found below
+        else:
+            if request.keys is None:
+                return zip(leaves(node), *columns)
+            keyed = keyed_leaves(node)
+            names = [short(path) if request.keys else path[-1] for path, _ in keyed]
+            return zip(names, [x for _, x in keyed], *columns)
     calls: list[tuple[Any, ...]] = []
     missing: list[Path] = []
 
@@ -344,6 +378,8 @@ def _called(fn: Callable[..., Any], calls: list[tuple[Any, ...]], num_threads: i
 
 def _alike(xs: Sequence[Tensor], ys: Sequence[Any]) -> bool:
     """Whether results can take the place of the leaves as they are."""
+    if len(xs) != len(ys):
+        return False
     for x, y in zip(xs, ys):
         if not isinstance(y, Tensor) or y.shape != x.shape or y.device != x.device:
             return False

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..core.node import Node
 from ..core.torch_function import implements, implements_operator
-from ..core.traverse import leaves
+from ..core.traverse import leaves, snapshot
 from ..errors import EntryTypeError
 from .compare import comparison
 from .inplace import write_each
@@ -22,6 +22,7 @@ from .operands import (
     inplace_pair,
     joined,
     keeps_batch,
+    number_list,
     pair,
     run_grouped,
     same_keys,
@@ -41,6 +42,7 @@ from .table import (
 )
 
 Method = Callable[..., Any]
+ToList: TypeAlias = Callable[[Any, Sequence[Tensor]], "list[Tensor] | None"]
 
 _SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _DEFAULT = inspect.Parameter("default", inspect.Parameter.KEYWORD_ONLY, default=None)
@@ -112,10 +114,11 @@ def _unary(row: Unary) -> dict[str, Method]:
     else:
 
         def method(self: Any) -> Any:  # type: ignore[misc]
-            xs = leaves(self)
+            node = snapshot(self)
+            xs = leaves(node)
             if grouped(xs):
-                return self._rebuild(iter(run_grouped(each, fn, xs)))
-            return self._map(fn)
+                return node._rebuild(iter(run_grouped(each, fn, xs)))
+            return node._map(fn)
 
     made = {row.name: _documented(method, row, ())}
     if row.dunder:
@@ -140,12 +143,21 @@ def _unary_inplace(row: Unary) -> Method:
 
 
 def _copy(method: Method) -> Method:
-    """The same function under another name."""
+    """A method without arguments, to be installed under another name."""
 
     def same(self: Any) -> Any:
         return method(self)
 
     same.__doc__ = method.__doc__
+    return same
+
+
+def _alias(method: Method) -> Method:
+    """A method of one argument, to be installed under another name."""
+
+    def same(self: Any, other: Any) -> Any:
+        return method(self, other)
+
     return same
 
 
@@ -155,11 +167,11 @@ def _copy(method: Method) -> Method:
 def _binary(row: Binary) -> dict[str, Method]:
     fn = getattr(torch, torch_name(row))
     each = foreach(row)
-    name, numbers, params = row.name, row.numbers, defaults(row.params)
+    name, params, number = row.name, defaults(row.params), _numbers_of(row)
 
     def run(self: Any, other: Any, given: dict[str, Any] | None) -> Any:
-        node, values = pair(self, other, name)
-        return _combine(node, values, fn, each, numbers, given)
+        node, values = pair(snapshot(self), other, name)
+        return _combine(node, values, fn, each, number, given)
 
     def method(self: Any, other: Any, *args: Any, default: Any = None, **kwargs: Any) -> Any:
         given = extra(params, args, kwargs) if args or kwargs else None
@@ -174,7 +186,8 @@ def _binary(row: Binary) -> dict[str, Method]:
     swapped = _swapped(row, fn)
     if row.dunder:
         made[f"__{row.dunder}__"] = forward
-        made[f"__r{row.dunder}__"] = swapped
+        commutes = row.dunder in ("add", "mul", "and", "or", "xor")
+        made[f"__r{row.dunder}__"] = _alias(forward) if commutes else swapped
     if row.inplace:
         inplace = made[f"{name}_"] = _binary_inplace(row)
         if row.dunder:
@@ -204,18 +217,16 @@ def _combine(
     values: Any,
     fn: Callable[..., Tensor],
     each: Callable[..., Any] | None,
-    numbers: bool,
+    number: ToList | None,
     given: dict[str, Any] | None,
 ) -> Any:
+    """``fn(leaf, value)`` of every leaf of a snapshot; ``number`` makes a number a list."""
     xs = leaves(node)
     if type(values) is not list:
-        if not numbers:
-            values = [_number(values, x) for x in xs]
-        elif each is not None and not given and grouped(xs):
+        found = None if number is None or given else number(values, xs)
+        if found is None and each is not None and not given and grouped(xs):
             return node._rebuild(iter(run_grouped(each, fn, xs, values)))
-        else:
-            kwargs = given or {}
-            return node._rebuild(iter([fn(x, values, **kwargs) for x in xs]))
+        values = found if found is not None else [values] * len(xs)
     if each is not None and not given and grouped(xs):
         out = run_grouped(each, fn, xs, values)
     else:
@@ -223,6 +234,21 @@ def _combine(
         out = [fn(x, y, **kwargs) for x, y in zip(xs, values)]
     keeps_batch(node, out)
     return node._rebuild(iter(out))
+
+
+def _numbers_of(row: Binary) -> ToList | None:
+    """How a number goes to the torch function: as tensors, or (None) as it is."""
+    if not row.numbers:
+        return _number_tensors
+    return None if torch_name(row) in _TAKES_NUMBERS else number_list
+
+
+# These have kernels of their own for a number.
+_TAKES_NUMBERS = frozenset({"pow", "float_power", "clamp_min", "clamp_max"})
+
+
+def _number_tensors(value: Any, xs: Sequence[Tensor]) -> list[Tensor]:
+    return [_number(value, x) for x in xs]
 
 
 def _number(value: Any, like: Tensor) -> Tensor:
@@ -235,21 +261,28 @@ def _swapped(row: Binary, fn: Callable[..., Tensor]) -> Method:
     op = getattr(
         operator, row.dunder if row.dunder not in ("and", "or") else f"{row.dunder}_", None
     )
-
-    name = row.name
+    name, number = row.name, _numbers_of(row) if row.name == "sub" else None
+    subtract = torch._foreach_sub if row.name == "sub" else None
 
     def method(self: Any, other: Any, **kwargs: Any) -> Any:
         if not accepts(other):
             return NotImplemented
-        node, values = pair(self, other, name)
+        node, values = pair(snapshot(self), other, name)
         xs = leaves(node)
+        found = values if type(values) is list else None
+        if found is None and number is not None and not kwargs:
+            found = number(values, xs)
+        ys: list[Any] = [values] * len(xs) if found is None else found
+        out: Sequence[Tensor]
         if kwargs or op is None:
-            ys = values if type(values) is list else [_number(values, x) for x in xs]
+            if found is None:
+                ys = _number_tensors(values, xs)
             out = [fn(y, x, **kwargs) for x, y in zip(xs, ys)]
-        elif type(values) is list:
-            out = [op(y, x) for x, y in zip(xs, values)]
+        elif subtract is not None and found is not None and grouped(xs):
+            out = run_grouped(subtract, op, found, list(xs))
         else:
-            out = [op(values, x) for x in xs]
+            out = [op(y, x) for x, y in zip(xs, ys)]
+        keeps_batch(node, out)
         return node._rebuild(iter(out))
 
     method.__doc__ = row.doc
@@ -259,18 +292,19 @@ def _swapped(row: Binary, fn: Callable[..., Tensor]) -> Method:
 def _binary_inplace(row: Binary) -> Method:
     fn = _INPLACE.get(row.name) or getattr(Tensor, f"{torch_name(row)}_")
     each = foreach(row, inplace=True)
-    name, numbers, params = row.name, row.numbers, defaults(row.params)
+    name, number, params = row.name, _numbers_of(row), defaults(row.params)
     divides = torch_name(row) in ("floor_divide", "fmod", "remainder")
     out_of_place = getattr(torch, torch_name(row))
 
     def method(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         given = extra(params, args, kwargs) if args or kwargs else None
-        values = inplace_pair(self, other, name)
-        if type(values) is not list and not numbers:
-            values = [_number(values, x) for x in leaves(self)]
+        node = snapshot(self)
+        values = inplace_pair(node, other, name)
+        if type(values) is not list and number is not None:
+            values = number(values, leaves(node)) or values
         if divides or (given and "rounding_mode" in given):
-            _divisible(self, values, out_of_place, given)
-        write_each(self, fn, None if given else each, (values,), given)
+            _divisible(node, values, out_of_place, given)
+        write_each(node, fn, None if given else each, (values,), given)
         return self
 
     return _documented(method, row, ("other",), f"In place: {row.doc}")
@@ -309,7 +343,9 @@ def _ternary(row: Ternary) -> dict[str, Method]:
 
     def method(self: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         a, b, given = _two(name, operands, optional, params, args, kwargs)
-        node = self
+        if optional and out is None and _no_tensor(a) and _no_tensor(b):
+            return self._map(lambda x: fn(x, a, b))
+        node = snapshot(self)
         for other in (a, b):  # one after the other: each may expand the batch
             if other is not None:
                 node, _ = pair(node, other, name)
@@ -340,10 +376,11 @@ def _ternary_inplace(row: Ternary) -> Method:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         a, b, given = _two(name, operands, optional, params, args, kwargs)
-        ys = None if a is None else inplace_pair(self, a, name)
-        zs = None if b is None else inplace_pair(self, b, name)
-        ys, zs = _lists(leaves(self), ys, zs, numbers, optional)
-        write_each(self, fn, each, (ys, zs), given)
+        node = snapshot(self)
+        ys = None if a is None else inplace_pair(node, a, name)
+        zs = None if b is None else inplace_pair(node, b, name)
+        ys, zs = _lists(leaves(node), ys, zs, numbers, optional)
+        write_each(node, fn, each, (ys, zs), given)
         return self
 
     return _documented(method, row, row.operands, f"In place: {row.doc}")
@@ -383,6 +420,10 @@ def _lists(
     if type(zs) is not list and zs is not None and not numbers:
         zs = [_number(zs, x) for x in xs]
     return ys, zs
+
+
+def _no_tensor(value: Any) -> bool:
+    return value is None or type(value) is int or type(value) is float
 
 
 def _each(values: Any, xs: Sequence[Tensor]) -> Sequence[Any]:

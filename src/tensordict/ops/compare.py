@@ -20,10 +20,11 @@ from ..core.traverse import (
     leaves,
     leaves_like,
     only_tensors,
+    snapshot,
     zip_map,
 )
 from ..errors import StructureError
-from .operands import accepts, pair, refuse
+from .operands import accepts, number_list, pair, refuse
 from .table import Comparison
 
 
@@ -139,12 +140,12 @@ def comparison(row: Comparison) -> dict[str, Callable[..., Any]]:
 def _compared(node: Any, other: Any, fn: Callable[..., Tensor], name: str) -> Any:
     if isinstance(other, Mapping) and not isinstance(other, Node):
         other = _from_mapping(node, other)
-    node, values = pair(node, other, name)
+    node, values = pair(snapshot(node), other, name)
     xs = leaves(node)
-    if type(values) is list:
-        out = [fn(x, y) for x, y in zip(xs, values)]
-    else:
-        out = [fn(x, values) for x in xs]
+    ys: Any = values if type(values) is list else number_list(values, xs)
+    if ys is None:
+        ys = [values] * len(xs)
+    out = [fn(x, y) for x, y in zip(xs, ys)]
     result = node._rebuild(iter(out))
     if name not in ("eq", "ne"):
         return result  # values have no order: they stay

@@ -62,10 +62,11 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
         targets, values: tensors, in pairs.
         non_blocking: as of ``Tensor.copy_``.
     """
-    if len(targets) > 1 and any(
-        x.requires_grad or not (x.is_contiguous() or not _overlaps(x)) for x in targets
-    ):
-        _rehearse(targets, Tensor.copy_, [list(values)], {})
+    for x in targets:
+        if x.requires_grad or not (x.is_contiguous() or not _overlaps(x)):
+            if len(targets) > 1:
+                _rehearse(targets, Tensor.copy_, [list(values)], {})
+            break
     if grouped(targets):
         torch._foreach_copy_(targets, values, non_blocking)  # type: ignore[arg-type]
     else:

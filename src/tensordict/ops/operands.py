@@ -78,8 +78,46 @@ def run_grouped(
         ]
 
 
+def number_list(value: Any, xs: Sequence[Tensor]) -> list[Tensor] | None:
+    """A number as one tensor without dimensions for each leaf; None where it has to stay a number.
+
+    torch makes such a tensor in every call that gets a number, which costs more than the
+    operation on a small leaf. The tensor is made here, once for each dtype, where it promotes
+    and rounds as the number does: for single and double floats and int64 on the CPU.
+    """
+    kind = type(value)
+    if (kind is not float and kind is not int) or not xs or not xs[0].is_cpu:
+        return None
+    if transforms() is not None or torch.compiler.is_compiling():
+        return None
+    made: dict[torch.dtype, Tensor] = {}
+    out: list[Tensor] = []
+    for x in xs:
+        dtype = x.dtype
+        number = made.get(dtype)
+        if number is None:
+            target = dtype
+            if dtype is torch.int64:
+                target = dtype if kind is int else torch.get_default_dtype()
+            if target not in _EXACT:
+                return None
+            try:
+                number = made[dtype] = torch.scalar_tensor(value, dtype=target)
+            except (RuntimeError, OverflowError):  # too large for the dtype
+                return None
+        out.append(number)
+    return out
+
+
+# Dtypes in which torch computes with a number as it does with a tensor of the dtype.
+_EXACT = frozenset({torch.float32, torch.float64, torch.int64})
+
+
 def accepts(other: Any) -> bool:
     """Whether ``other`` can be an operand."""
+    kind = type(other)
+    if kind is int or kind is float or isinstance(other, Node):
+        return True
     return isinstance(other, (*NUMBERS, Tensor, Node, np.ndarray, np.generic))
 
 
@@ -111,11 +149,12 @@ def pair(node: Any, other: Any, name: str) -> tuple[Any, Values]:
         raise refuse(name, other)
     batch = node._batch_size
     if other.ndim and batch:
-        size = _common(batch, other.shape, name)
-        if size != batch:
-            node = node._restructure(Expand(size, len(batch)))
-        value = other.reshape((1,) * (len(size) - other.ndim) + other.shape)
-        return node, spread(node, value)
+        if other.shape != batch:
+            size = _common(batch, other.shape, name)
+            if size != batch:
+                node = node._restructure(Expand(size, len(batch)))
+            other = other.reshape((1,) * (len(size) - other.ndim) + other.shape)
+        return node, spread(node, other)
     return node, [other] * len(leaves(node))
 
 
