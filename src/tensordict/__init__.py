@@ -56,6 +56,7 @@ from .ops.packing import PackLayout
 from .ops.padding import pad, pad_sequence
 from .ops.parsing import parse_tensor_dict_string
 from .placement.attrs import TensorAttrs
+from .storage.consolidated_file import read_consolidated as from_consolidated
 from .storage.named import from_safetensors, to_safetensors
 from .tensorclass import TensorClass, is_tensorclass
 from .typed.dataclasses import from_dataclass
@@ -99,6 +100,7 @@ __all__ = [
     "from_pandas",
     "from_parquet",
     "from_pytree",
+    "from_consolidated",
     "from_safetensors",
     "from_struct_array",
     "from_tuple",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from ..core.devices import as_device
 from ..core.node import Node
 from . import consolidate as consolidation
 from . import reduce, shared
+from .consolidated_file import read_consolidated, write_consolidated
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,6 +29,7 @@ class StorageMethods(Node):
 
     def consolidate(
         self,
+        filename: str | os.PathLike[str] | None = None,
         *,
         device: DeviceLike | None = None,
         non_blocking: bool = False,
@@ -41,6 +44,7 @@ class StorageMethods(Node):
         Such a tensordict moves, pickles and travels as one tensor.  ``unlock_()`` ends that.
 
         Args:
+            filename: also write it to this file, from which `from_consolidated` reads it.
             device: where the buffer goes; by default where the leaves are.
             non_blocking: passed to the copy that leads there.
             inplace: replace the leaves of this tensordict and return it.
@@ -56,6 +60,7 @@ class StorageMethods(Node):
         Raises:
             TypeError: when leaves cannot be viewed as bytes (quantized ones, say), or lie on
                 several devices; nothing was touched then.
+            UnsupportedLeaf: (a ``TypeError``) for an entry that the file has no place for.
 
         >>> import torch
         >>> from tensordict import TensorDict
@@ -74,7 +79,29 @@ class StorageMethods(Node):
             share_memory=share_memory,
             pin_memory=pin_memory,
         )
+        if filename is not None:
+            write_consolidated(out, filename)
         return out
+
+    @classmethod
+    def from_consolidated(cls, filename: str | os.PathLike[str]) -> Any:
+        """The consolidated tensordict of a file that ``consolidate(filename)`` wrote.
+
+        The file is mapped: nothing is read before it is used, and writing to the leaves leaves
+        the file as it is.
+
+        Raises:
+            FileFormatError: (a ``ValueError``) when the file is not what it should be.
+
+        >>> import tempfile, torch
+        >>> from tensordict import TensorDict
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = TensorDict({"a": torch.ones(2), "b": "text"}).consolidate(f"{folder}/x.td")
+        ...     td = TensorDict.from_consolidated(f"{folder}/x.td")
+        ...     td["a"], td["b"]
+        (tensor([1., 1.]), 'text')
+        """
+        return read_consolidated(filename)
 
     def is_consolidated(self) -> bool:
         """Whether all leaves are views of one buffer; see `consolidate`."""
