@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.distributed import schema as schemas
 from tensordict.distributed.describe import build, describe, equal
-from tensordict.distributed.wire import Limits
+from tensordict.distributed.endpoint import learn
+from tensordict.distributed.wire import Limits, schema_digest
 from tensordict.errors import WireError
 
 short = settings(max_examples=60, deadline=None)
@@ -132,14 +133,14 @@ def test_every_place_of_the_document_changed_in_every_way():
     for path in spots(doc):
         for value in HOSTILE:
             try:
-                schema = schemas.decode(json.dumps(replaced(doc, path, value)).encode(), limits)
+                data = json.dumps(replaced(doc, path, value)).encode()
+                entry = learn(data, schema_digest(data), limits)
             except WireError:
                 refused += 1
                 continue
             # What is let through describes a tree within the limits.
-            total = sum(d.itemsize * s.numel() for d, s in zip(schema.dtypes, schema.shapes))
-            assert total <= 2 * limits.max_payload_nbytes
-            list(schemas.places(schema))
+            assert entry.packing.nbytes <= limits.max_payload_nbytes
+            list(schemas.places(entry.schema))
     assert refused > 500
 
 
@@ -172,7 +173,9 @@ def test_depth_and_size_are_limited():
         schemas.decode(data, Limits(max_schema_nbytes=100))
     big = schemas.encode(describe(TensorDict({"a": torch.zeros(1).expand(10**6)}, [])).schema)
     with pytest.raises(WireError, match="above the limit"):
-        schemas.decode(big, Limits(max_payload_nbytes=1000))
+        learn(big, schema_digest(big), Limits(max_payload_nbytes=1000))
+    with pytest.raises(WireError, match="digest"):
+        learn(big, bytes(16), Limits())
 
 
 def test_keys_may_be_any_string():

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import Buffer, Parameter
 
+from .._typing import Path
 from ..core import registry
 from ..core.leaf import Leaf, NonTensorData, NonTensorStack
 from ..core.lock import lock
 from ..core.node import Node
-from ..core.traverse import nodes_with_path
 from ..core.traverse import parts as parts_of
 from ..errors import TensorDictError, UnsupportedLeaf, WireError
 from ..storage import values as codec
@@ -110,9 +110,16 @@ class Snapshot:
 
 
 def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Described:
+    """The keys, letters and parts of a tree, nodes depth first.
+
+    This does the work of `core.traverse.nodes_with_path` without its test of every entry: the
+    classes of all entries of a node are looked at in one call.
+    """
     out = Described(schema, [], [], [], [], [])
     parts = out.parts
-    for path, child in nodes_with_path(node):
+    coming: list[tuple[Path, Node]] = [((), node)]
+    while coming:
+        path, child = coming.pop()
         schema.kinds.append(child.kind)
         schema.headers.append(child._header())
         schema.locked.append(child._lock is not None)
@@ -125,9 +132,11 @@ def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Describe
         if not careful and _PLAIN.issuperset(map(type, entries)):
             schema.entries.append(TENSOR * len(entries))
             parts.extend(entries)  # type: ignore[arg-type]
-        else:
-            letters = [_add_entry(out, child, name, entry, path) for name, entry in items]
-            schema.entries.append("".join(letters))
+            continue
+        letters = [_add_entry(out, child, name, entry, path) for name, entry in items]
+        schema.entries.append("".join(letters))
+        inner = [(name, entry) for name, entry in items if isinstance(entry, Node)]
+        coming += [((*path, name), entry) for name, entry in reversed(inner)]
     if bundle:
         schema.headers[0]["bundle"] = bundle
     return out
@@ -182,7 +191,8 @@ def _add_memory(out: Described) -> None:
         _refuse(schema, parts)
     if False in [x.is_contiguous() for x in parts]:
         schema.formats = _formats(parts)
-    out.pointers = [x.data_ptr() for x in parts]
+    if not out.pointers:
+        out.pointers = [x.data_ptr() for x in parts]
     distinct = set(out.pointers)
     if 0 in distinct:
         _refuse(schema, parts)

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..core.node import Node
-from ..errors import TransferError
+from ..errors import TransferError, WireError
 from . import describe
 from .describe import Described, Snapshot
 from .packing import Packing, Stage, plan_packing
-from .schema import VALUE, Schema, digest_of, places
+from .schema import VALUE, Schema, decode, digest_of, places
 from .transport import Transport
+from .wire import Limits, schema_digest
 
 _MAX_SCHEMAS: Final = 64
 _MAX_STAGES: Final = 2  # of each direction, for each schema
@@ -59,6 +60,23 @@ def known(schema: Schema, data: bytes, digest: bytes) -> Known:
     if schema.values:
         paths = [path for path, place in places(schema) if place.letter == VALUE]
     return Known(schema, data, digest, plan_packing(schema), paths)
+
+
+def learn(data: bytes, digest: bytes, limits: Limits) -> Known:
+    """The entry of a schema that a peer has sent.
+
+    Raises:
+        WireError: it is none, is not the one announced, or is above the limits.
+    """
+    if schema_digest(data) != digest:
+        raise WireError("the schema does not have the digest that the header announces", 24)
+    entry = known(decode(data, limits), data, digest)
+    if entry.packing.nbytes > limits.max_payload_nbytes:
+        raise WireError(
+            f"the schema describes {entry.packing.nbytes} bytes, above the limit of "
+            f"{limits.max_payload_nbytes}"
+        )
+    return entry
 
 
 class Catalogue:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,8 @@ from .schema import FORMATS, Schema
 
 # Measured: up to here a copy costs less than a message.
 PACK_BELOW: Final = 64 << 10
+# Dtypes of less than a byte that torch stores one a byte, and cannot copy as they are.
+_SHELL: Final = re.compile("u?int[1-7]")
 # From here on, one call per group is cheaper than one call per part.
 _GROUP: Final = 4
 
@@ -112,7 +115,7 @@ def plan_packing(schema: Schema) -> Packing:
     )
 
 
-def _take(indices: Sequence[int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+def _take(indices: Sequence[int]) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
     if len(indices) == 1:
         (only,) = indices
         return lambda parts: (parts[only],)
@@ -126,7 +129,7 @@ class Stage:
         packing: what lies in it.
     """
 
-    __slots__ = ("_groups", "_order", "_room", "_singles", "_views", "large", "packing")
+    __slots__ = ("_copy", "_groups", "_order", "_room", "_singles", "_views", "large", "packing")
 
     def __init__(self, packing: Packing) -> None:
         self.packing = packing
@@ -198,10 +201,16 @@ class Stage:
 
     def unpack_into(self, parts: Sequence[Tensor]) -> None:
         """Copy the message into the packed ones of ``parts``."""
-        if self._views is None:
-            self._views = [v for g in self.packing.groups for v in _views_of(self._room, g)]
-            self._order = _take(self.packing.order)
-        fill(self._order(parts), self._views)
+        # Copies cost a quarter less than under no_grad; versions of the targets still grow.
+        with torch.inference_mode():
+            if self._views is None:
+                groups = self.packing.groups
+                self._views = [v for g in groups for v in _views_of(self._room, g)]
+                self._order = _take(self.packing.order)
+                shells = any(_SHELL.fullmatch(dtype_name(g.dtype)) for g in groups)
+                self._copy = fill if shells else torch._foreach_copy_
+            if self._views:
+                self._copy(self._order(parts), self._views)
 
 
 def _typed(buffer: Tensor, group: Group) -> Tensor:

@@ -28,11 +28,10 @@ from ..errors import StagingExhausted, TransferError, WireError
 from ..placement.convert import convert
 from . import packing, receive, wire
 from .describe import Described, decode_values, encode_values
-from .endpoint import Known, known
+from .endpoint import Known, learn
 from .link import Link, Request, payload_sum
 from .packing import Stage
 from .refusal import decode_error, encode_error
-from .schema import decode
 from .transport import Work, bytes_tensor
 from .wire import Checksum, Header, Kind, Limits
 
@@ -306,10 +305,7 @@ def _schema(link: Link, header: Header, data: Any) -> Known:
             text = buffer.numpy().tobytes()
         else:
             text = _fetch_schema(link, header)
-    if wire.schema_digest(text) != header.digest:
-        raise WireError("the schema does not have the digest that the header announces", 24)
-    schema = decode(text, link.request.limits)
-    return catalogue.add(known(schema, text, header.digest))
+    return catalogue.add(learn(text, header.digest, link.request.limits))
 
 
 def _fetch_schema(link: Link, header: Header) -> bytes:

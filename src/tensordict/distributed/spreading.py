@@ -16,11 +16,10 @@ from ..errors import TransferError, WireError
 from . import composite, wire
 from .agreement import Round, agree, confirm, described_in, round_of
 from .describe import Described, decode_values, encode_values
-from .endpoint import Known, known
+from .endpoint import Known, learn
 from .packing import PACK_BELOW, Stage, sendable
 from .receive import New
 from .refusal import decode_error, encode_error
-from .schema import decode
 from .transport import Transport, bytes_tensor, group_rank
 from .wire import Header, Kind
 
@@ -109,12 +108,9 @@ def _broadcast_to(round_: Round, source: int, device: torch.device | None) -> No
         text = _broadcast_schema(round_, source, header, frame)
         if header.kind is Kind.ERROR:
             raise decode_error(text)
-        if wire.schema_digest(text) != header.digest:
-            raise WireError("the schema does not have the digest that the header announces", 24)
         entry = round_.endpoint.catalogue.find(header.digest)
         if entry is None:
-            schema = decode(text, round_.limits)
-            entry = round_.endpoint.catalogue.add(known(schema, text, header.digest))
+            entry = round_.endpoint.catalogue.add(learn(text, header.digest, round_.limits))
         values_nbytes = header.payload_nbytes - entry.packing.nbytes
         if values_nbytes < 0 or (values_nbytes > 0) != bool(entry.schema.values):
             raise WireError("the payload does not fit the schema", 16)
