@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ._project import PACKAGE, ROOT
+from ._project import PACKAGE, ROOT, python
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -52,3 +52,10 @@ def test_docs_examples(path):
     lines = []
     doctest.DocTestRunner(optionflags=FLAGS, verbose=False).run(test, out=lines.append)
     assert not lines, "".join(lines)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_example_programs(path):
+    out = python("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(path))
+    assert out.returncode == 0, out.stderr[-3000:]
+    assert out.stdout
