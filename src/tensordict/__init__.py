@@ -31,7 +31,7 @@ from .containers.factories import (
     fromkeys,
     make_tensordict,
 )
-from .containers.lazy import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
+from .containers.lazy import LazyStackedTensorDict
 from .containers.params import TensorDictParams
 from .core.leaf import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack, is_non_tensor
 from .core.linked import LinkedList
@@ -55,6 +55,7 @@ from .ops.keys import default_is_leaf, is_leaf_nontensor
 from .ops.packing import PackLayout
 from .ops.padding import pad, pad_sequence
 from .ops.parsing import parse_tensor_dict_string
+from .ops.stacking import lazy_stack, maybe_dense_stack
 from .placement.attrs import TensorAttrs
 from .storage.consolidated_file import read_consolidated as from_consolidated
 from .storage.named import from_safetensors, to_safetensors

@@ -124,10 +124,10 @@ class LazyStackedTensorDict(TensorDictBase):
         for member in members:
             if member._batch_size != batch:
                 batch = _common_batch(batch, member._batch_size)
-            if device is not None and member._device != device:
-                device = None
-            if names is not None and member._dim_names != names:
-                names = None
+        if device is not None and any(member._device != device for member in members):
+            device = None
+        if names is not None and any(member._dim_names != names for member in members):
+            names = None
         self._stacked = members
         self._stack_dim = stack_dim
         self._batch_size = insert(batch, stack_dim, len(members))
@@ -145,6 +145,14 @@ class LazyStackedTensorDict(TensorDictBase):
     def stack_dim(self) -> int:
         """The batch dimension that numbers the members."""
         return self._stack_dim
+
+    def __getitem__(self, index: Any) -> Any:
+        # The commonest index needs no description of an index: it is a member.
+        if type(index) is int and not self._stack_dim:
+            stacked = self._stacked
+            if -len(stacked) <= index < len(stacked):
+                return stacked[index]
+        return super().__getitem__(index)
 
     # --- printing ---------------------------------------------------------------------
 
@@ -164,6 +172,15 @@ class LazyStackedTensorDict(TensorDictBase):
         )
 
     # --- dense forms ------------------------------------------------------------------
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
+        """A dense tensordict where shapes agree, else a stack of contiguous members."""
+        if not inplace:
+            try:
+                return densified(self).contiguous(canonical=canonical)
+            except ShapeError:
+                pass  # ragged
+        return super().contiguous(canonical=canonical, inplace=inplace)
 
     def densify(self, layout: torch.layout = torch.strided) -> Any:
         """The same content without lazy stacks; ragged entries become nested tensors.
@@ -435,56 +452,6 @@ def rows_along(node: Any, dim: int) -> list[Any]:
     if isinstance(node._bare(), LazyStackedTensorDict) and node._bare()._stack_dim == dim:
         return list(node._bare()._stacked)
     return [node._restructure(Pick(dim, i)) for i in range(node._batch_size[dim])]
-
-
-def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-    """Tensordicts stacked without copying them; shapes and keys may differ.
-
-    Args:
-        input: tensordicts, or typed views (tensorclasses) of one class, of batch size ``[*B]``.
-        dim: where the new dimension goes, in ``[-B-1, B]``.
-        out: a tensordict of the result's batch size that is filled and returned.
-        **kwargs: further arguments of `LazyStackedTensorDict`.
-
-    Raises:
-        RuntimeError: nothing to stack.
-
-    >>> from tensordict import TensorDict
-    >>> lazy_stack([TensorDict(a=torch.zeros(n)) for n in (2, 3)]).batch_size
-    torch.Size([2])
-    """
-    parts = list(input)
-    if parts and isinstance(parts[0], Leaf):
-        return join(parts, dim, new_dim=True)
-    if parts and isinstance(parts[0], Node):
-        classes = {type(p) for p in parts if isinstance(p, Node) and p._bare() is not p}
-        if len(classes) > 1 or (classes and any(type(part) not in classes for part in parts)):
-            raise EntryTypeError(
-                "Cannot stack different classes: got "
-                f"{sorted({type(part).__name__ for part in parts})}."
-            )
-    bare = [part._bare() if isinstance(part, Node) else part for part in parts]
-    result: Any = LazyStackedTensorDict(*bare, stack_dim=dim, **kwargs)
-    result = parts[0]._dress(result)
-    return result if out is None else out.update_(result)
-
-
-def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-    """A dense stack when keys and shapes agree, else a lazy one.
-
-    >>> from tensordict import TensorDict
-    >>> type(maybe_dense_stack([TensorDict(a=torch.zeros(n)) for n in (2, 3)])).__name__
-    'LazyStackedTensorDict'
-    """
-    from ..ops.combine import stack
-
-    parts = list(input)
-    try:
-        return stack(parts, dim, out=out)
-    except (ShapeError, BatchSizeError):
-        if not parts:
-            raise
-    return lazy_stack(parts, dim, out=out, **kwargs)
 
 
 def _names(node: Any) -> Any:

@@ -333,7 +333,11 @@ def by_rows(stack: Any, op: StructuralOp) -> Any:
     row = op.rows(torch.arange(inner.numel()).view(inner).unsqueeze(dim).expand(batch).contiguous())
     if not member.numel():
         return _nothing(stack, op)
-    return named(_assemble(stack, member, row, inner), stack, op)
+    out = _assemble(stack, member, row, inner)
+    if out._members() is None and out._batch_size and not isinstance(op, Index):
+        # All rows are of one member, by chance: the result is a stack all the same.
+        out = stack._new(list(out.unbind(0)), 0)
+    return named(out, stack, op)
 
 
 def _assemble(stack: Any, member: Tensor, row: Tensor, inner: Size) -> Any:

@@ -14,10 +14,9 @@ from .._keys import path_of, short
 from .._typing import NestedKey, Path
 from ..core import write
 from ..core.node import Node
-from ..core.registry import node_class
-from ..errors import BatchSizeError, EntryTypeError, MissingKeyError, ShapeError
-from ..ops.combine import stack
+from ..errors import EntryTypeError, MissingKeyError
 from ..ops.ragged import nested, padded
+from ..ops.stacking import maybe_dense_stack
 
 
 def collate(
@@ -85,10 +84,10 @@ def _collated(
         return batch
     _check_classes(batch)
     if not pads and not nests:
-        return _stacked(batch)
+        return maybe_dense_stack(batch)
     columns = {path: _column(batch, path) for path in (*pads, *nests)}
     rest = [sample.exclude(*columns) for sample in batch]
-    out = _stacked(rest)
+    out = maybe_dense_stack(rest)
     for path, value in pads.items():
         rows = columns[path]
         write.assign(out, path, padded(rows, 0, value, path=path))
@@ -122,15 +121,6 @@ def _alike(a: Any, b: Any) -> bool:
     if spec is None or other is None or not (issubclass(a, b) or issubclass(b, a)):
         return False
     return set(spec.names) == set(other.names)
-
-
-def _stacked(samples: Sequence[Any]) -> Any:
-    try:
-        return stack(samples, 0)
-    except (ShapeError, BatchSizeError):
-        first = samples[0]
-        members = [sample._bare() for sample in samples]
-        return first._dress(node_class("lazy_stack")._new(members, 0))
 
 
 def _column(samples: Sequence[Any], path: Path) -> list[Tensor]:

@@ -14,7 +14,7 @@ from ..core import write
 from ..core.node import Node
 from ..core.traverse import leaves_with_path
 from ..errors import EntryTypeError, LockedError, ShapeError, StructureError
-from . import combine, keysets
+from . import combine, keysets, stacking
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,6 +36,30 @@ class JoiningMethods(Node):
         """Tensordicts concatenated along a batch dimension; see `tensordict.cat`."""
         result: Self = combine.cat(input, dim, out=out)
         return result
+
+    @classmethod
+    def lazy_stack(
+        cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any
+    ) -> Any:
+        """Tensordicts stacked without copying them; see `tensordict.lazy_stack`."""
+        return stacking.lazy_stack(input, dim, out=out, **kwargs)
+
+    @classmethod
+    def maybe_dense_stack(
+        cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any
+    ) -> Any:
+        """A dense stack where possible, else a lazy one; see `tensordict.maybe_dense_stack`."""
+        return stacking.maybe_dense_stack(input, dim, out=out, **kwargs)
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """The rows of a batch dimension as the members of a lazy stack, over the same memory.
+
+        >>> from tensordict import TensorDict
+        >>> type(TensorDict({"a": torch.zeros(2)}, [2]).to_lazystack()).__name__
+        'LazyStackedTensorDict'
+        """
+        rows: Any = self.unbind(dim)  # type: ignore[attr-defined]
+        return stacking.lazy_stack(rows, dim)
 
     def stack_tensors(
         self, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _new_object = object.__new__
+# What operations set on a result: the state of the node within.
+_STATE = frozenset({"_batch_size", "_device", "_dim_names", "_lock", "_undo"})
 
 
 def _within(name: str) -> Any:
@@ -44,19 +46,18 @@ def _within(name: str) -> Any:
     def read(self: Any) -> Any:
         return getattr(self._inner, name)
 
-    def write(self: Any, value: Any) -> None:
-        setattr(self._inner, name, value)
-
-    return property(read, write)
+    return property(read)
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 class TypedView(NodeMethods):
     """A node that looks at another one; `TensorClass` makes classes of it."""
 
-    __slots__ = ("_inner",)
+    # The dict of a dense node within is kept beside it: reading a field is one look-up.
+    __slots__ = ("_fields_of", "_inner")
 
     _inner: Any
+    _fields_of: Any
     _spec: ClassVar[Spec]
     _options: ClassVar[Options] = Options()
 
@@ -65,6 +66,7 @@ class TypedView(NodeMethods):
         _device = _within("_device")
         _dim_names = _within("_dim_names")
         _lock = _within("_lock")
+        _undo = _within("_undo")
 
     def __init__(
         self,
@@ -81,9 +83,9 @@ class TypedView(NodeMethods):
         inner = TensorDict._new({}, batch, None, None if device is None else as_device(device))
         if names is not None:
             inner._dim_names = check_names(names, batch)
-        object.__setattr__(self, "_inner", inner)
-        object.__setattr__(self, "_undo", None)
         entries = inner._entries
+        object.__setattr__(self, "_inner", inner)
+        object.__setattr__(self, "_fields_of", entries)
         for name, value in values.items():
             entry = spec.entry(inner, name, value)
             if entry is not None:
@@ -99,7 +101,9 @@ class TypedView(NodeMethods):
         """The class over a node: no check, no copy."""
         out = _new_object(cls)
         object.__setattr__(out, "_inner", inner)
-        object.__setattr__(out, "_undo", None)
+        object.__setattr__(
+            out, "_fields_of", inner._entries if isinstance(inner, TensorDict) else None
+        )
         return out
 
     @classmethod
@@ -122,8 +126,10 @@ class TypedView(NodeMethods):
     # --- fields -------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        found = getattr(type(self), name, None)
-        if not hasattr(type(found), "__set__"):
+        if name in _STATE:
+            setattr(self._inner, name, value)
+            return
+        if not hasattr(type(getattr(type(self), name, None)), "__set__"):
             raise no_such_field(type(self), name)
         super().__setattr__(name, value)
 
@@ -326,8 +332,11 @@ def field_property(name: str, doc: str | None = None) -> property:
     """The attribute of a field."""
 
     def read(self: Any) -> Any:
-        entry = self._inner._fetch(name)
-        return entry._value() if isinstance(entry, Leaf) else entry
+        entries = self._fields_of
+        entry = self._inner._fetch(name) if entries is None else entries.get(name)
+        if type(entry) is Tensor or not isinstance(entry, Leaf):
+            return entry
+        return entry._value()
 
     def write(self: Any, value: Any) -> None:
         set_field(self, name, value)
