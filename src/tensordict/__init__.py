@@ -53,7 +53,7 @@ from .ops.functions import (
 )
 from .ops.keys import default_is_leaf, is_leaf_nontensor
 from .ops.packing import PackLayout
-from .ops.padding import pad, pad_sequence
+from .ops.padding import pad, pad_sequence, unpad_sequence
 from .ops.parsing import parse_tensor_dict_string
 from .ops.stacking import lazy_stack, maybe_dense_stack
 from .placement.attrs import TensorAttrs
@@ -135,6 +135,7 @@ __all__ = [
     "tensorclass",
     "to_arrow",
     "to_safetensors",
+    "unpad_sequence",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",

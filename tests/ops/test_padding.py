@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strategies import FLOATS, check_batch_op, check_per_leaf, flat, gate, slow, trees
-from tensordict import NonTensorStack, PackLayout, TensorDict, pad, pad_sequence
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    PackLayout,
+    TensorDict,
+    pad,
+    pad_sequence,
+    unpad_sequence,
+)
 
 LIKE = ["zeros_like", "ones_like", "empty_like", "rand_like", "randn_like"]
 
@@ -110,6 +118,32 @@ def test_pad_sequence_into_out():
     out = pad_sequence(rows(2, 2))
     a = out["a"]
     assert pad_sequence(parts, out=out) is out and out["a"] is a and a[0, 1, 0] == 0
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_unpad_sequence_gives_the_parts_back(side, batch):
+    parts = rows(2, 0, 3, batch=batch)
+    out = unpad_sequence(pad_sequence(parts, padding_side=side, return_mask=True))
+    assert type(out) is LazyStackedTensorDict and len(out.tensordicts) == 3
+    for part, back in zip(parts, out.tensordicts):
+        assert back.batch_size == part.batch_size and "masks" not in back
+        assert torch.equal(back["a"], part["a"])
+        assert torch.equal(back["n", "b"], part["n", "b"])
+        assert batch or back["s"] == part["s"]
+
+
+def test_unpad_sequence_with_a_mask_of_its_own():
+    padded = pad_sequence(rows(1, 2, batch=True))
+    mask = torch.tensor([[True, False], [True, True]])
+    assert [len(x) for x in unpad_sequence(padded, mask).tensordicts] == [1, 2]
+    later = [TensorDict({"a": torch.ones(2, n)}, [2]) for n in (1, 3)]
+    out = unpad_sequence(pad_sequence(later, pad_dim=1, return_mask=True), pad_dim=1)
+    assert [x["a"].shape for x in out.tensordicts] == [(2, 1), (2, 3)]
+    with pytest.raises(ValueError, match="needs a mask"):
+        unpad_sequence(padded)
+    with pytest.raises(KeyError, match="no mask for 'a'"):
+        unpad_sequence(padded, TensorDict({"n": {"b": mask}}, [2]))
 
 
 # --- pack --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from .._typing import Path
 from ..core import write
 from ..core.leaf import Leaf, join
 from ..core.node import Entry, Node
+from ..core.registry import node_class
 from ..core.traverse import entries_with_path
 from ..errors import (
     BatchSizeError,
@@ -151,8 +152,25 @@ def pad_sequence(
     return out
 
 
-def unpad_rows(padded: Any, mask: Any = None, pad_dim: int = 0) -> list[Any]:
-    """The tensordicts that `pad_sequence` padded and stacked; see `unpad_sequence`."""
+def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
+    """The tensordicts that `pad_sequence` padded and stacked, in a lazy stack.
+
+    Args:
+        padded: a tensordict of batch size ``[n, *B]``.
+        mask: true where a value is not padding: a tensor for all leaves (or a tensordict
+            with one for each), of the shape that a leaf has up to its padded dimension; the
+            entry ``"masks"`` of ``padded`` without it.
+        pad_dim: dimension that was padded, counted without the first one.
+
+    Raises:
+        ValueError: there is no mask.
+        KeyError: there is no mask for some leaf.
+
+    >>> from tensordict import TensorDict
+    >>> rows = [TensorDict(a=torch.ones(n)) for n in (1, 2)]
+    >>> [row["a"] for row in unpad_sequence(pad_sequence(rows, return_mask=True))]
+    [tensor([1.]), tensor([1., 1.])]
+    """
     masks = padded._fetch("masks") if mask is None else mask
     if masks is None:
         raise EntryTypeError(
@@ -161,10 +179,9 @@ def unpad_rows(padded: Any, mask: Any = None, pad_dim: int = 0) -> list[Any]:
         )
     tree = padded._like({k: e for k, e in padded._items() if mask is not None or k != "masks"})
     out = []
-    for i, row in enumerate(tree.unbind(0)):
-        one = masks[i] if isinstance(masks, Tensor) else masks.unbind(0)[i]
+    for row, one in zip(tree.unbind(0), masks.unbind(0)):
         out.append(_unpadded(row, one, pad_dim))
-    return out
+    return node_class("lazy_stack")(*out, stack_dim=0)
 
 
 class _Padding:
