@@ -49,9 +49,12 @@ def is_key(index: Any) -> bool:
     >>> is_key(("a", ("b",))), is_key((0, "a")), is_key(())
     (True, False, False)
     """
-    if isinstance(index, str):
-        return True
-    return isinstance(index, tuple) and bool(index) and all(is_key(part) for part in index)
+    if not isinstance(index, tuple):
+        return isinstance(index, str)
+    for part in index:
+        if type(part) is not str and not is_key(part):
+            return False
+    return bool(index)
 
 
 def unravel_key_to_tuple(key: Any) -> Path:

@@ -162,29 +162,37 @@ def _goes_into(
     size = _joined_shape([node._batch_size for node in nodes], dim, join)
     if out._batch_size != size or out._names() != nodes[0]._names():
         return False
+    last: tuple[Size, ...] | None = None  # columns of the same shapes follow each other often
+    wanted: Size | None = None
     for name, column in _columns(nodes, StructureError):
         head, target = column[0], out._fetch(name)
         if type(head) is Tensor and type(target) is Tensor:
-            if not all(_plain(x, head) for x in (*column, target)):
+            shapes = _shapes(column, head, target)
+            if shapes is None:
                 return False
-            if target.shape != _joined_shape([x.shape for x in column], dim, join):
+            if shapes != last:
+                last, wanted = shapes, _joined_shape(shapes, dim, join)
+            if target.shape != wanted:
                 return False
             direct.append((column, target))
-        elif not (
-            isinstance(head, Node) and all(isinstance(x, Node) for x in column)
-        ) or not _goes_into(column, dim, join, target, direct):
+            continue
+        nested = isinstance(head, Node) and all(isinstance(x, Node) for x in column)
+        if not nested or not _goes_into(column, dim, join, target, direct):
             return False
     return True
 
 
-def _plain(x: Any, head: Tensor) -> bool:
-    return (
-        type(x) is Tensor
-        and x.dtype is head.dtype
-        and x.device == head.device
-        and not x.requires_grad
-        and not x.is_nested
-    )
+def _shapes(column: Sequence[Any], head: Tensor, target: Tensor) -> tuple[Size, ...] | None:
+    """The shapes of a column of plain tensors that take no gradient, all like ``target``."""
+    dtype, device = target.dtype, target.device
+    if target.requires_grad or head.is_nested:
+        return None
+    out = []
+    for x in column:
+        if type(x) is not Tensor or x.dtype is not dtype or x.requires_grad or x.device != device:
+            return None
+        out.append(x.shape)
+    return tuple(out)
 
 
 def _joined_shape(shapes: Sequence[Size], dim: int, join: Any) -> Size | None:

@@ -31,13 +31,15 @@ class Renew(StructuralOp):
         shape: the new batch shape.
         ndim: number of batch dimensions it replaces.
         make: called with a leaf and the full shape of the new one.
+        options: more arguments of ``make``.
     """
 
     keeps_lock = False
 
     shape: Size
     ndim: int
-    make: Callable[[Tensor, Size], Tensor]
+    make: Callable[..., Tensor]
+    options: dict[str, Any]
 
     def size(self, batch: Size) -> Size:
         return self.shape + batch[self.ndim :]
@@ -48,7 +50,7 @@ class Renew(StructuralOp):
         return named([*head[len(head) - n :], *names[self.ndim :]])
 
     def leaf(self, x: Tensor) -> Tensor:
-        return self.make(x, self.shape + x.shape[self.ndim :])
+        return self.make(x, (*self.shape, *x.shape[self.ndim :]), **self.options)
 
     def rows(self, x: Tensor) -> Tensor:
         return x.new_full(self.shape + x.shape[self.ndim :], -1)
@@ -107,7 +109,9 @@ class FillMethods(Node):
             out: Any = like._map(lambda x: _copied(x, next(values), options))
         else:
             value = torch.as_tensor(data)
-            op = Renew(value.shape, len(self._batch_size), lambda x, _: _copied(x, value, options))
+            op = Renew(
+                value.shape, len(self._batch_size), lambda x, _: _copied(x, value, options), {}
+            )
             out = self._restructure(op)
             for _, node in nodes_with_path(out):
                 node._batch_size = value.shape
@@ -164,7 +168,7 @@ def _renewed(
     node: Any, size: Size, make: Callable[..., Tensor], device: Any, kwargs: dict[str, Any]
 ) -> Any:
     options = _options(kwargs, device)
-    op = Renew(size, len(node._batch_size), lambda x, shape: make(x, shape, **options))
+    op = Renew(size, len(node._batch_size), make, options)
     return _placed(node._restructure(op), node, device)
 
 

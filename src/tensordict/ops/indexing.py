@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Size, Tensor
 
+from ..core import jagged
 from ..core.node import Entry, Node
 from ..core.structural import DimNames, StructuralOp, named
 from ..core.undo import itself
@@ -32,20 +33,24 @@ class Index(StructuralOp):
             masks, where values cannot be read).
         ndim: number of batch dimensions of the root.
         out: the root's batch size afterwards.
+        is_view: whether the rows of a tensor are a view of it.
     """
 
-    __slots__ = ("ndim", "out", "parts")
+    __slots__ = ("is_view", "ndim", "out", "parts")
 
     keeps_lock = False
 
     parts: tuple[Any, ...]
     ndim: int
     out: Size
+    is_view: bool
 
     def __init__(self, parts: tuple[Any, ...], batch: Size) -> None:
         self.parts = parts
         self.ndim = len(batch)
-        self.out = _result_size(parts, batch)
+        out = _view_size(parts, batch)
+        self.is_view = out is not None
+        self.out = _proxy_size(parts, batch) if out is None else out
 
     def size(self, batch: Size) -> Size:
         return self.out if len(batch) == self.ndim else self.out + batch[self.ndim :]
@@ -57,8 +62,19 @@ class Index(StructuralOp):
         return x[self.parts]
 
     def write(self, target: Tensor, value: Tensor) -> None:
-        """Write a value that was checked into the rows of one tensor."""
+        """Write a value that broadcasts to the rows of one tensor."""
         target[self.parts] = value
+
+    def copy(self, target: Tensor, value: Tensor) -> None:
+        """Write a value of exactly the shape, dtype and device of the rows of one tensor."""
+        target[self.parts] = value
+
+    def fill(self, target: Tensor, number: Any) -> None:
+        """Write a number that was checked into the rows of one tensor."""
+        if self.is_view:
+            self.leaf(target).fill_(number)
+        else:
+            target[self.parts] = number
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.parts})"
@@ -74,6 +90,7 @@ class Select(Index):
         self.row = row
         self.ndim = len(batch)
         self.out = batch[1:]
+        self.is_view = True
 
     def leaf(self, x: Tensor) -> Tensor:
         return x[self.row]
@@ -89,6 +106,7 @@ class Span(Index):
         self.span = span
         self.ndim = len(batch)
         self.out = Size([_length(span, batch[0]), *batch[1:]])
+        self.is_view = True
 
     def leaf(self, x: Tensor) -> Tensor:
         return x[self.span]
@@ -106,6 +124,7 @@ class Rows(Index):
         self.dim = dim
         self.ndim = len(batch)
         self.out = batch[:dim] + index.shape + batch[dim + 1 :]
+        self.is_view = False
 
     def leaf(self, x: Tensor) -> Tensor:
         dim, flat = self.dim, self.flat
@@ -117,12 +136,17 @@ class Rows(Index):
             out if index.ndim == 1 else out.view(*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
         )
 
-    def write(self, target: Tensor, value: Tensor) -> None:
-        plain = self.flat is self.index and self.flat.device == target.device
-        if plain and value.shape == self.out + target.shape[self.ndim :]:
+    def copy(self, target: Tensor, value: Tensor) -> None:
+        if self.flat is self.index and self.flat.device == target.device:
             target.index_copy_(self.dim, self.flat, value)
         else:
             target[self.parts] = value
+
+    def fill(self, target: Tensor, number: Any) -> None:
+        if self.flat.device == target.device:
+            target.index_fill_(self.dim, self.flat, number)
+        else:
+            target[self.parts] = number
 
 
 def normal(index: Any, batch: Size) -> Index:
@@ -140,10 +164,12 @@ def normal(index: Any, batch: Size) -> Index:
         return Select(index, batch)
     if kind is slice and batch:
         return Span(index, batch)
-    parts = _expanded(index, batch)
-    op = _one_tensor(parts, batch)
-    if op is not None:
-        return op
+    parts, tensors = _expanded(index, batch)
+    if tensors:
+        parts = _without_masks(parts, batch)
+        op = _one_tensor(parts, batch)
+        if op is not None:
+            return op
     try:
         return Index(parts, batch)
     except (IndexError, TypeError, RuntimeError) as err:
@@ -165,9 +191,13 @@ def index_entry(node: Node, entry: Entry, index: Any) -> Any:
     """The rows of one entry of ``node``."""
     if index is Ellipsis or (type(index) is tuple and not index):
         return entry
+    if type(entry) is Tensor and type(index) is int and node._batch_size:
+        if not -node._batch_size[0] <= index < node._batch_size[0]:
+            raise _out_of_range(index, 0, node._batch_size)
+        return entry[index]
     op = normal(index, node._batch_size)
     if isinstance(entry, Tensor):
-        return op.leaf(entry)
+        return op.leaf(entry) if not entry.is_nested else jagged.restructured(op, entry)
     return entry._restructure(op)
 
 
@@ -218,13 +248,19 @@ def _one_tensor(parts: tuple[Any, ...], batch: Size) -> Rows | None:
     return None if at < 0 else Rows(positions(parts[at], batch[at]), at, batch)
 
 
-def _expanded(index: Any, batch: Size) -> tuple[Any, ...]:
-    """The index as a tuple without ``...``, lists and masks as tensors of positions."""
+def _expanded(index: Any, batch: Size) -> tuple[tuple[Any, ...], bool]:
+    """The index as a tuple without ``...``, lists as tensors; whether there are tensors in it."""
     items = index if type(index) is tuple else (index,)
     parts: list[Any] = []
     used = 0
     hole = -1
+    tensors = False
     for item in items:
+        kind = type(item)
+        if kind is int or kind is slice:
+            parts.append(item)
+            used += 1
+            continue
         if item is Ellipsis:
             if hole >= 0:
                 raise DimError("an index can only have a single ellipsis ('...').")
@@ -233,6 +269,7 @@ def _expanded(index: Any, batch: Size) -> tuple[Any, ...]:
         part, n = _part(item)
         parts.append(part)
         used += n
+        tensors = tensors or isinstance(part, Tensor)
     if used > len(batch):
         if not batch:
             raise DimError(
@@ -245,7 +282,7 @@ def _expanded(index: Any, batch: Size) -> tuple[Any, ...]:
         )
     if hole >= 0:
         parts[hole:hole] = [_FULL] * (len(batch) - used)
-    return _without_masks(parts, batch)
+    return tuple(parts), tensors
 
 
 def _part(item: Any) -> tuple[Any, int]:
@@ -292,7 +329,8 @@ def _array(item: Any) -> Tensor:
     return tensor.long() if not tensor.numel() and tensor.dtype is torch.float32 else tensor
 
 
-def _without_masks(parts: list[Any], batch: Size) -> tuple[Any, ...]:
+def _without_masks(parts: tuple[Any, ...], batch: Size) -> tuple[Any, ...]:
+    """Masks as positions, where their values can be read."""
     out: list[Any] = []
     dim = 0
     for part in parts:
@@ -314,7 +352,8 @@ def _without_masks(parts: list[Any], batch: Size) -> tuple[Any, ...]:
     return tuple(out)
 
 
-def _result_size(parts: Sequence[Any], batch: Size) -> Size:
+def _view_size(parts: Sequence[Any], batch: Size) -> Size | None:
+    """The batch size after ints, slices and None; None when there are other parts."""
     out: list[int] = []
     dim = 0
     for part in parts:
@@ -328,7 +367,7 @@ def _result_size(parts: Sequence[Any], batch: Size) -> Size:
                 raise _out_of_range(part, dim, batch)
             dim += 1
         else:
-            return _proxy_size(parts, batch)
+            return None
     return Size([*out, *batch[dim:]])
 
 

@@ -12,7 +12,7 @@ from .._keys import path_of, short
 from .._typing import NestedKey, Path
 from ..core import write
 from ..core.node import Node
-from ..core.traverse import leaves_with_path
+from ..core.traverse import leaves, leaves_with_path
 from ..errors import EntryTypeError, LockedError, ShapeError, StructureError
 from . import combine, keysets, stacking
 
@@ -158,9 +158,9 @@ def _tensor(node: Node, path: Any) -> Tensor:
 
 
 def _column(node: Node, order: Any) -> list[Tensor]:
-    pairs = leaves_with_path(node)
     if order is None or order is False:
-        return [x for _, x in pairs]
+        return leaves(node)
+    pairs = leaves_with_path(node)
     if order is True:
         return [x for _, x in sorted(pairs, key=lambda pair: pair[0])]
     wanted = [path_of(key) for key in order]

@@ -14,7 +14,7 @@ from ..core import write
 from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase
 from ..core.node import Entry, Node
 from ..core.traverse import holders, map_entries, rekey
-from ..core.undo import remember
+from ..core.undo import itself, remember
 from ..errors import LockedError, MissingKeyError, StateError
 from . import keysets, update
 from .indexing import index_entry, read_rows
@@ -54,6 +54,8 @@ class MappingMethods(Node):
                 return entry
             if entry is None:
                 raise write.missing(self, (index,))
+        elif index is ...:
+            return itself(self)
         elif (type(index) is tuple and index and type(index[0]) is str) or is_key(index):
             entry = write.require(self, path_of(index))
         else:

@@ -163,7 +163,7 @@ def _right(mask: Tensor, x: Tensor) -> Tensor:
     if mask.device != x.device:
         mask = mask.to(x.device)
     missing = x.ndim - mask.ndim
-    return mask.view(mask.shape + (1,) * missing) if missing else mask
+    return mask.view(*mask.shape, *(1,) * missing) if missing else mask
 
 
 def _beside(mask: Tensor, x: Tensor) -> Tensor:

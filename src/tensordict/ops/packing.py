@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     pass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PackLayout:
     """Where each leaf lies in a packed tensor.
 
@@ -32,8 +33,6 @@ class PackLayout:
         dim: the packed dimension, counted from the end (negative).
         nested: (path, further batch sizes, names of these) of nested tensordicts.
         device: device attribute of the tensordict.
-        offsets: first position of each leaf along ``dim``.
-        numel: size of the packed dimension.
     """
 
     keys: tuple[NestedKey, ...]
@@ -41,17 +40,17 @@ class PackLayout:
     dim: int
     nested: tuple[tuple[Path, Size, Any], ...] = ()
     device: torch.device | None = None
-    offsets: tuple[int, ...] = field(init=False)
-    numel: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        offsets = []
-        at = 0
-        for shape in self.shapes:
-            offsets.append(at)
-            at += math.prod(shape)
-        object.__setattr__(self, "offsets", tuple(offsets))
-        object.__setattr__(self, "numel", at)
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """First position of each leaf along `dim`."""
+        sizes = [0, *[math.prod(shape) for shape in self.shapes[:-1]]]
+        return tuple(accumulate(sizes)) if self.shapes else ()
+
+    @property
+    def numel(self) -> int:
+        """Size of the packed dimension."""
+        return sum([math.prod(shape) for shape in self.shapes])
 
     def unpack(self, flat: Tensor) -> Any:
         """The tensordict whose leaves lie in ``flat``, as views where the memory allows it.
@@ -125,49 +124,56 @@ class PackingMethods(Node):
                 f"dim {dim} is out of range for packing a tensordict with {ndim} batch dimensions."
             )
         at = dim % (ndim + 1)
+        entries = list(entries_with_path(self))
         if layout is None:
-            layout = _layout_of(self, at - ndim - 1)
-        columns = _columns(self, layout)
-        if not columns:
-            return torch.empty([*self._batch_size[:at], 0, *self._batch_size[at:]]), layout
+            layout = _layout_of(self, entries, at - ndim - 1)
+            columns: list[Any] = [x for _, x in entries]
+        else:
+            columns = _ordered(entries, layout, ndim)
+        _one_dtype(layout, columns)
         batch = self._batch_size
+        if not columns:
+            return torch.empty([*batch[:at], 0, *batch[at:]]), layout
         flat = torch.cat(
-            [x.reshape(*batch, math.prod(n)) for x, n in zip(columns, layout.shapes)], -1
+            [
+                x if len(shape) == 1 else x.reshape(*batch, math.prod(shape))
+                for x, shape in zip(columns, layout.shapes)
+            ],
+            -1,
         )
         return (flat.movedim(-1, layout.dim) if layout.dim != -1 else flat), layout
 
 
-def _layout_of(node: Node, dim: int) -> PackLayout:
+def _layout_of(node: Node, entries: list[tuple[Path, Any]], dim: int) -> PackLayout:
     n = len(node._batch_size)
-    keys: list[NestedKey] = []
-    shapes: list[Size] = []
-    for path, x in entries_with_path(node):
+    for path, x in entries:
         if isinstance(x, Leaf):
             raise EntryTypeError(
                 f"Cannot pack the non-tensor entry {short(path)!r}. Drop the non-tensor entries with "
                 f"filter_non_tensor_data() first."
             )
-        keys.append(short(path))
-        shapes.append(x.shape[n:])
-    nested = tuple(
-        [
-            (path, part._batch_size[n:], None if part._dim_names is None else part._dim_names[n:])
-            for path, part in nodes_with_path(node)
-            if path
-        ]
+    nested = [
+        (path, part._batch_size[n:], None if part._dim_names is None else part._dim_names[n:])
+        for path, part in (nodes_with_path(node) if node._children() else ())
+        if path
+    ]
+    return PackLayout(
+        tuple([short(path) for path, _ in entries]),
+        tuple([x.shape[n:] for _, x in entries]),
+        dim,
+        tuple(nested),
+        node._device,
     )
-    return PackLayout(tuple(keys), tuple(shapes), dim, nested, node._device)
 
 
-def _columns(node: Node, layout: PackLayout) -> list[Tensor]:
-    mine = {short(path): x for path, x in entries_with_path(node)}
+def _ordered(entries: list[tuple[Path, Any]], layout: PackLayout, n: int) -> list[Any]:
+    """The leaves in the order of a layout, checked against it."""
+    mine = {short(path): x for path, x in entries}
     if mine.keys() != set(layout.keys):
         raise StructureError(
             f"The leaves of the tensordict differ from the keys of the layout: {list(mine)} vs "
             f"{list(layout.keys)}."
         )
-    out: list[Tensor] = []
-    n = len(node._batch_size)
     for key, shape in zip(layout.keys, layout.shapes):
         x = mine[key]
         if not isinstance(x, Tensor) or x.shape[n:] != shape:
@@ -175,13 +181,16 @@ def _columns(node: Node, layout: PackLayout) -> list[Tensor]:
                 f"Cannot pack {key!r}: expected a tensor of shape {list(shape)} after the batch, got "
                 f"{list(x.shape[n:])}."
             )
-        if out and x.dtype is not out[0].dtype:
+    return [mine[key] for key in layout.keys]
+
+
+def _one_dtype(layout: PackLayout, columns: list[Any]) -> None:
+    for key, x in zip(layout.keys, columns):
+        if x.dtype is not columns[0].dtype:
             raise EntryTypeError(
-                f"Cannot pack leaves of different dtypes: {out[0].dtype} and {x.dtype} at {key!r}. "
-                f"Cast the tensordict first, e.g. with float()."
+                f"Cannot pack leaves of different dtypes: {columns[0].dtype} and {x.dtype} at "
+                f"{key!r}. Cast the tensordict first, e.g. with float()."
             )
-        out.append(x)
-    return out
 
 
 def _put(node: Node, path: Path, entry: Any, empty: dict[Path, Any]) -> None:

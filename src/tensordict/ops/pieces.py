@@ -43,7 +43,7 @@ class Split(DividingOp):
         return names
 
     def leaf(self, x: Tensor) -> Sequence[Tensor]:
-        return x.split(self.pieces, self.dim)
+        return x.split_with_sizes(self.pieces, self.dim)
 
 
 @dataclass(slots=True)

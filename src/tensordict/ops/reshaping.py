@@ -59,7 +59,7 @@ class ReshapingMethods(Node):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).view(-1)["a"].shape
         torch.Size([6, 4])
         """
-        if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+        if len(shape) == 1 and type(shape[0]) is torch.dtype:
             dtype = shape[0]
             return self._map(lambda x: x.view(dtype))
         wanted = _wanted(self, shape, size if size is not None else batch_size, "view")
@@ -194,9 +194,10 @@ class ReshapingMethods(Node):
                 f"Cannot permute: expected each of the {ndim} batch dimensions once, got dims "
                 f"{list(given)}."
             )
-        if dims == tuple(range(ndim)):
+        moved = [i for i, dim in enumerate(dims) if i != dim]
+        if not moved:
             return itself(self)
-        return _undoable(self, Permute(dims))
+        return _undoable(self, Transpose(*moved) if len(moved) == 2 else Permute(dims))
 
     def transpose(self, dim0: int, dim1: int) -> Self:
         """Two batch dimensions swapped; context manager; self when they are the same.
@@ -328,6 +329,8 @@ def _at_least(node: Any, ndim: int) -> Any:
 
 
 def _wanted(node: Node, shape: Sequence[Any], keyword: Any, what: str) -> Size:
+    if shape == (-1,) and len(node._batch_size) == 1:
+        return node._batch_size
     asked = as_size(keyword, "shape") if keyword is not None else shape_args(shape, "shape")
     batch = node._batch_size
     return asked if asked == batch else infer(asked, batch.numel(), what)

@@ -21,6 +21,9 @@ from .shape import Expand
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+_transforms = torch._C._functorch.peek_interpreter_stack
+
 
 class RowMethods(Node):
     """Rows by list, and writes into rows of entries that exist."""
@@ -51,7 +54,14 @@ class RowMethods(Node):
         >>> TensorDict({"a": torch.zeros(3)}, [3]).set_at_("a", 1, slice(1, None))["a"]
         tensor([0., 1., 1.])
         """
-        update_rows(self, index, {path_of(key): value}, non_blocking)
+        path = path_of(key)
+        holder = _holder(self, path)
+        if holder is None:
+            update_rows(self, index, {path: value}, non_blocking)
+            return self
+        writes = ExistingRowWrites(_rows_of(self, index), non_blocking=non_blocking)
+        writes.entry(holder, path[-1:], value, path[:-1])
+        writes.run()
         return self
 
     def update_at_(
@@ -141,7 +151,27 @@ class RowWrites:
         out: shape of the whole write, to which values are broadcast.
         take: which part of such a value goes here, None for all of it.
         non_blocking: how values are copied to the device of their target.
+        views: rows that are views of their tensors, and (``values``) what goes there.
+        exact: (tensor, rows, value) of equal dtype and exactly the shape of the rows.
+        scattered: (tensor, rows, value) for all others.
+        fills: (tensor, rows, number).
+        stores: (node, name, entry) to put in its place.
     """
+
+    __slots__ = (
+        "dtypes",
+        "exact",
+        "fills",
+        "non_blocking",
+        "op",
+        "out",
+        "scattered",
+        "shapes",
+        "stores",
+        "take",
+        "values",
+        "views",
+    )
 
     def __init__(
         self,
@@ -154,13 +184,28 @@ class RowWrites:
         self.out = op.out if out is None else out
         self.take = take
         self.non_blocking = non_blocking
-        self.copies: list[tuple[Tensor, Index, Tensor]] = []
+        self.views: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.exact: list[tuple[Tensor, Index, Tensor]] = []
+        self.scattered: list[tuple[Tensor, Index, Tensor]] = []
+        self.fills: list[tuple[Tensor, Index, Any]] = []
         self.stores: list[tuple[Node, str, Entry]] = []
+        self.dtypes: set[torch.dtype] = set()  # those that were seen to hold the number
+        self.shapes: dict[Size, Size] = {}
 
     def run(self) -> None:
         """Do the writes. Nothing here can fail for a reason that a check could have found."""
-        for target, op, value in self.copies:
+        if len(self.views) > 2 and not _transformed():
+            torch._foreach_copy_(self.views, self.values, self.non_blocking)
+        else:
+            for view, value in zip(self.views, self.values):
+                view.copy_(value, self.non_blocking)
+        for target, op, value in self.exact:
+            op.copy(target, value)
+        for target, op, value in self.scattered:
             op.write(target, value)
+        for target, op, number in self.fills:
+            op.fill(target, number)
         for node, name, entry in self.stores:
             node._store(name, entry)
 
@@ -176,12 +221,29 @@ class RowWrites:
             if self.take is not None:
                 value = value._restructure(_positions(self.take, value._batch_size))
             writes = self if self.take is None else self.share(self.op)
-            for name, item in value._items():
-                writes.entry(node, (name,), item, path)
+            writes.rows(node, value, path)
             self.absorb(writes)
         else:
             for key, item in value.items():
                 self.entry(node, path_of(key), item, path)
+
+    def rows(self, node: Node, value: Node, path: Path) -> None:
+        """Plan to write a tensordict that has one row for each row here."""
+        leaf, is_view = self.op.leaf, self.op.is_view
+        for name, item in value._items():
+            present = node._fetch(name)
+            # What `tensor` does in the common case, without the calls.
+            if is_view and type(present) is Tensor and type(item) is Tensor:
+                view = leaf(present)
+                if (
+                    item.shape == view.shape
+                    and view.is_contiguous()
+                    and not (present.requires_grad or item.requires_grad)
+                ):
+                    self.views.append(view)
+                    self.values.append(item)
+                    continue
+            self.entry(node, (name,), item, path)
 
     def members(self, node: Any, value: Any, path: Path, write: Any) -> None:
         """Write the rows of a stack: into each member that holds some of them."""
@@ -201,53 +263,104 @@ class RowWrites:
 
     def absorb(self, writes: RowWrites) -> None:
         if writes is not self:
-            self.copies += writes.copies
+            self.views += writes.views
+            self.values += writes.values
+            self.exact += writes.exact
+            self.scattered += writes.scattered
+            self.fills += writes.fills
             self.stores += writes.stores
 
     def entry(self, node: Node, names: Path, item: Any, path: Path) -> None:
-        here = (*path, names[0])
-        present = node._fetch(names[0])
+        name = names[0]
+        present = node._fetch(name)
         if len(names) > 1:
-            item, names = {names[1:]: item}, names[:1]
-        if present is None:
-            self.allocate(node, names[0], item, here)
-        elif isinstance(present, Tensor):
-            self.copies.append((present, self.op, self.fitted(present, item, here)))
+            item = {names[1:]: item}
+        if isinstance(present, Tensor):
+            self.tensor(present, item, path, name)
+        elif present is None:
+            self.allocate(node, name, item, (*path, name))
         elif isinstance(present, Node):
             if isinstance(item, (Node, Mapping)):
-                self.tree(present, item, here)
+                self.tree(present, item, (*path, name))
             else:
-                self.everywhere(present, item, here)
+                self.everywhere(present, item, (*path, name))
         else:
-            self.value(node, names[0], present, item)
+            self.value(node, name, present, item)
 
     def everywhere(self, node: Node, value: Any, path: Path) -> None:
         if node._members() is not None:
             self.members(node, value, path, RowWrites.everywhere)
             return
         for name, entry in node._items():
-            here = (*path, name)
             if isinstance(entry, Tensor):
-                self.copies.append((entry, self.op, self.fitted(entry, value, here)))
+                self.tensor(entry, value, path, name)
             elif isinstance(entry, Node):
-                self.everywhere(entry, value, here)
+                self.everywhere(entry, value, (*path, name))
 
-    def fitted(self, target: Tensor, value: Any, path: Path) -> Tensor:
+    def tensor(self, target: Tensor, value: Any, path: Path, name: str) -> None:
+        """Plan to write into the rows of one tensor."""
+        op = self.op
+        if type(value) is not Tensor:
+            if isinstance(value, _NUMBERS):
+                _check_target(op, target, path, name)
+                self.check_number(target, value, path, name)
+                self.fills.append((target, op, value))
+                return
+        elif type(target) is Tensor and self.take is None:
+            # The common cases, checked in the fewest steps: a plain copy of one shape.
+            plain = not (target.requires_grad or value.requires_grad)
+            if op.is_view:
+                view = op.leaf(target)
+                if plain and value.shape == view.shape and view.is_contiguous():
+                    self.views.append(view)
+                    self.values.append(value)
+                    return
+            elif (
+                plain
+                and value.shape == self.shape_for(target.shape)
+                and value.dtype is target.dtype
+                and value.device == target.device
+                and target.is_contiguous()
+            ):
+                self.exact.append((target, op, value))
+                return
+        self.scattered.append((target, op, self.fitted(target, value, path, name)))
+
+    def shape_for(self, target: Size) -> Size:
+        """The shape of the rows of a tensor of some shape; many leaves share theirs."""
+        shape = self.shapes.get(target)
+        if shape is None:
+            shape = self.shapes[target] = self.out + target[self.op.ndim :]
+        return shape
+
+    def check_number(self, target: Tensor, value: Any, path: Path, name: str) -> None:
+        """Raise what would be raised when a number is written into a tensor of some dtype."""
+        if target.dtype not in self.dtypes:
+            try:
+                torch.full((), value, dtype=target.dtype)
+            except (RuntimeError, TypeError) as err:
+                raise ShapeError(
+                    f"Cannot write {value!r} into rows of {short((*path, name))!r}: {err}"
+                ) from None
+            self.dtypes.add(target.dtype)
+
+    def fitted(self, target: Tensor, value: Any, path: Path, name: str) -> Tensor:
         """The tensor to write into the rows of ``target``; everything is checked."""
-        shape = self.out + target.shape[self.op.ndim :]
+        where = short((*path, name))
         if not isinstance(value, Tensor):
             if isinstance(value, (Leaf, Node, Mapping, str)):
                 raise ShapeError(
-                    f"Cannot write a {type(value).__name__} into rows of the tensor {short(path)!r}."
+                    f"Cannot write a {type(value).__name__} into rows of the tensor {where!r}."
                 )
             value = torch.as_tensor(value, dtype=target.dtype, device=target.device)
-        _check_target(self.op, target, path)
+        _check_target(self.op, target, path, name)
+        shape = self.shape_for(target.shape)
         if value.shape != shape or self.take is not None:
             try:
                 whole = value.expand(shape)
             except RuntimeError:
                 raise ShapeError(
-                    f"Cannot write into rows of {short(path)!r}: expected a value that broadcasts to "
+                    f"Cannot write into rows of {where!r}: expected a value that broadcasts to "
                     f"{list(shape)}, got shape {list(value.shape)}."
                 ) from None
             if self.take is not None:
@@ -274,7 +387,7 @@ class RowWrites:
         if isinstance(entry, Tensor):
             whole = entry.new_zeros(batch[:n] + entry.shape[len(self.out) :])
             value = entry if self.take is None else entry[self.take]
-            self.copies.append((whole, op, value))
+            self.scattered.append((whole, op, value))
             self.stores.append((node, name, whole))
         elif isinstance(entry, Leaf):
             blank = NonTensorData._new(None, batch, node._device)
@@ -385,25 +498,42 @@ def _broadcast(op: Index, value: Any) -> Any:
     return value._restructure(Expand(want, len(head)))
 
 
-def _check_target(op: Index, target: Tensor, path: Path) -> None:
+def _check_target(op: Index, target: Tensor, path: Path, name: str) -> None:
     """Raise before the first write what torch would raise in it."""
     if target.requires_grad and target.is_leaf and torch.is_grad_enabled():
-        raise ShapeError(
-            f"Cannot write into rows of {short(path)!r}: it is a leaf that requires grad. "
-            f"Write under torch.no_grad()."
-        )
-    if target.is_nested:
-        raise ShapeError(
-            f"Cannot write into rows of {short(path)!r}: it is a nested tensor. Replace it."
-        )
-    # An expanded tensor holds one element at several places: at most one of them may be written.
-    if not target.is_contiguous() and 0 in target.stride() and target.numel() > 1:
-        view = target if any(isinstance(part, Tensor) for part in op.parts) else target[op.parts]
-        if any(stride == 0 and n > 1 for n, stride in zip(view.shape, view.stride())):
-            raise ShapeError(
-                f"Cannot write into rows of {short(path)!r}: it is expanded, several rows share their "
-                f"memory. clone() it first."
-            )
+        why = "it is a leaf that requires grad. Write under torch.no_grad()"
+    elif target.is_nested:
+        why = "it is a nested tensor. Replace it"
+    elif not target.is_contiguous() and _overlaps(op, target):
+        why = "it is expanded, several rows share their memory. clone() it first"
+    else:
+        return
+    raise ShapeError(f"Cannot write into rows of {short((*path, name))!r}: {why}.")
+
+
+def _overlaps(op: Index, target: Tensor) -> bool:
+    """Whether rows of an expanded tensor hold one element at several places."""
+    if 0 not in target.stride():
+        return False
+    view = op.leaf(target) if op.is_view else target
+    return any(stride == 0 and n > 1 for n, stride in zip(view.shape, view.stride()))
+
+
+def _transformed() -> bool:
+    """Whether a function transform or a trace is under way, where foreach has no rule."""
+    return torch.compiler.is_compiling() or _transforms() is not None
+
+
+def _holder(node: Node, path: Path) -> Node | None:
+    """The node that holds an entry itself; None when a stack is on the way to it."""
+    for name in path[:-1]:
+        if node._members() is not None:
+            return None
+        below = node._fetch(name)
+        if not isinstance(below, Node):
+            return None
+        node = below
+    return None if node._members() is not None else node
 
 
 def _only(source: Any, keys: Iterable[NestedKey]) -> dict[Path, Any]:
