@@ -49,10 +49,13 @@ def write_each(
             if any(x.requires_grad for part in (xs, *lists) for x in part):
                 each = None
     if each is not None and grouped(xs):
-        each(xs, *operands, **kwargs)
-    else:
-        for i, x in enumerate(xs):
-            fn(x, *(o[i] if type(o) is list else o for o in operands), **kwargs)
+        try:
+            each(xs, *operands, **kwargs)
+            return
+        except NotImplementedError:  # a subclass without the rule, before anything is written
+            pass
+    for i, x in enumerate(xs):
+        fn(x, *(o[i] if type(o) is list else o for o in operands), **kwargs)
 
 
 def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool) -> None:
@@ -68,10 +71,13 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
                 _rehearse(targets, Tensor.copy_, [list(values)], {})
             break
     if grouped(targets):
-        torch._foreach_copy_(targets, values, non_blocking)  # type: ignore[arg-type]
-    else:
-        for target, value in zip(targets, values):
-            target.copy_(value, non_blocking)
+        try:
+            torch._foreach_copy_(targets, values, non_blocking)  # type: ignore[arg-type]
+            return
+        except NotImplementedError:  # a subclass without the rule, before anything is written
+            pass
+    for target, value in zip(targets, values):
+        target.copy_(value, non_blocking)
 
 
 def _uniform(xs: Sequence[Tensor]) -> bool:
