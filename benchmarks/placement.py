@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from tensordict import TensorDict
-from tensordict.placement import CastPolicy, Spec, Target, plan_moves
+from tensordict.placement import CastPolicy, Spec, StagingPool, Target, fit, plan_moves
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 MIB = 1 << 20
@@ -96,11 +96,61 @@ def rows_of_copies(nbytes: int = 25 * MIB, n: int = 100) -> list[Row]:
     return [
         Row("consolidate 25 MiB / one copy", lambda: flat.clone(), lambda: td.consolidate(), 1.1),
         Row(
-            "to(meta) of a consolidated tree / flat to(meta)",
-            lambda: flat.to("meta"),
-            lambda: whole.to("meta"),
-            float("inf"),
+            "to(dtype) of a consolidated tree / flat cast",
+            lambda: flat.to(BF16),
+            lambda: whole.to(BF16),
+            4,
         ),
+    ]
+
+
+def rows_of_plans() -> list[Row]:
+    """A model of 2 B parameters that is not there: plan under budgets, in ms."""
+    width = 2048
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, device="meta")
+
+    def layer() -> dict[str, torch.Tensor]:
+        square = {f"attn.{name}.weight": empty(width, width) for name in "qkvo"}
+        wide = {f"mlp.{name}.weight": empty(4 * width, width) for name in ("gate", "up", "down")}
+        return {**square, **wide, "norm1.weight": empty(width), "norm2.weight": empty(width)}
+
+    td = TensorDict(
+        {"embed": empty(128_000, width), "layers": {str(i): layer() for i in range(28)}}
+    )
+    budgets = {"cuda:0": "2GiB", "cuda:1": "2GiB", "cpu": "16GiB"}
+    policy = CastPolicy.mixed()
+
+    def plan() -> Any:
+        where = fit(td, budgets, keep_together=["layers.*"], policy=policy)
+        return where, plan_moves(td, policy=policy)
+
+    return [Row("fit and plan 2 B parameters on meta", None, plan, 300)]
+
+
+def rows_of_gpu(n: int = 1000) -> list[Row]:
+    """Rows that need a CUDA device, as ratios to the loop per leaf."""
+    if not torch.cuda.is_available():
+        return []
+    td = small(n)
+    leaves = list(td.values())
+    pool = StagingPool(64 * MIB)
+    plan = plan_moves(td, "cuda", staging=pool)
+
+    def synced(fn: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            result = fn()
+            torch.cuda.synchronize()
+            return result
+
+        return run
+
+    one_by_one = synced(lambda: [x.to("cuda", non_blocking=True) for x in leaves])
+    pinned = synced(lambda: [x.pin_memory().to("cuda", non_blocking=True) for x in leaves])
+    return [
+        Row("to(cuda) of 1,000 small / loop", one_by_one, synced(lambda: td.to("cuda")), 1 / 3),
+        Row("pinned pool / fresh pinning", pinned, synced(lambda: plan.run(td)), 1),
     ]
 
 
@@ -166,6 +216,8 @@ def main() -> None:
         results = measure(rows_of_copies(), args.rounds, args.only)
     else:
         results = measure(rows_of_many(), max(5, args.rounds // 3), args.only)
+        results += measure(rows_of_plans(), max(5, args.rounds // 3), args.only)
+        results += measure(rows_of_gpu(), args.rounds, args.only)
         results += measure(rows_of_casts(), args.rounds * 10, args.only)
         results += copies_in_a_fresh_process(args.rounds, args.only)
     if args.json:

@@ -33,7 +33,7 @@ def move_all(
     if not tensors:
         return []
     if memory_format is None and (device is None or device.type == "cpu") and on_host(tensors):
-        return cast_on_host(tensors, repeat(dtype))
+        return cast_on_host(tensors, [dtype])
     routes = routes_to(tensors, device, dtype, memory_format)
     return run_routes(tensors, routes, options_for(non_blocking, device))[0]
 
@@ -191,13 +191,22 @@ def on_host(tensors: Sequence[Tensor]) -> bool:
     return all([x.is_cpu for x in tensors])  # noqa: C419  (a generator is twice as slow)
 
 
-def cast_on_host(tensors: Sequence[Tensor], dtypes: Iterable[torch.dtype | None]) -> list[Tensor]:
-    """Cast host tensors; nothing is asynchronous, and torch is faster when told the device too."""
+def cast_on_host(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype | None]) -> list[Tensor]:
+    """Cast host tensors, each to its dtype; nothing is asynchronous.
+
+    Args:
+        tensors: Tensors in host memory.
+        dtypes: As many; or a single one, for all of them.
+    """
     plain = PLAIN_TENSORS.issuperset(map(type, tensors))
-    if plain:
-        out = list(map(Tensor.to, tensors, repeat(_HOST), dtypes))
+    caster = _CASTERS.get(dtypes[0]) if len(set(dtypes)) == 1 else None
+    if not plain:
+        out = [x.to(_HOST, dtype) for x, dtype in zip(tensors, _one_each(dtypes, tensors))]
+    elif caster is not None:
+        out = list(map(caster, tensors))
     else:
-        out = [x.to(_HOST, dtype) for x, dtype in zip(tensors, dtypes)]
+        # torch is faster when it is told the device too.
+        out = list(map(Tensor.to, tensors, repeat(_HOST), _one_each(dtypes, tensors)))
     ties = ties_of(tensors, plain)
     if ties is not None:
         for index, first in ties.items():
@@ -207,6 +216,22 @@ def cast_on_host(tensors: Sequence[Tensor], dtypes: Iterable[torch.dtype | None]
     return out
 
 
+def _one_each(
+    dtypes: Sequence[torch.dtype | None], tensors: Sequence[Tensor]
+) -> Iterable[torch.dtype | None]:
+    return dtypes if len(dtypes) == len(tensors) else repeat(dtypes[0])
+
+
+# The methods have fewer arguments to parse than `Tensor.to`.
+_CASTERS: dict[torch.dtype | None, Callable[[Tensor], Tensor]] = {
+    torch.float16: Tensor.half,
+    torch.bfloat16: Tensor.bfloat16,
+    torch.float32: Tensor.float,
+    torch.float64: Tensor.double,
+    torch.int32: Tensor.int,
+    torch.int64: Tensor.long,
+    torch.bool: Tensor.bool,
+}
 _HOST = torch.device("cpu")
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._keys import short
 from ..core.lock import set_origin
+from ..core.node import Node
 from ..core.traverse import entries_beside, leaves, leaves_with_path, map_leaves_with_path, nodes
 from ..core.undo import remember
 from ..device.kinds import MoveKind
@@ -20,7 +21,7 @@ from .execute import cast_on_host, move_all, on_host, options_for, run_routes
 from .pinning import move_pinned
 from .placing import place
 from .planning import plan_moves
-from .request import MoveRequest, parse_to
+from .request import MoveRequest, is_spec, parse_to
 from .routes import Route, make_route
 from .rules import Spec, Target
 from .wanted import check_layout
@@ -29,8 +30,13 @@ from .writeback import WriteBack
 
 def move(td: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``td.to(*args, **kwargs)``."""
-    if len(args) == 1 and not kwargs and type(args[0]) is torch.dtype:
-        return _cast(td, args[0])  # the commonest call, without a request
+    if len(args) == 1 and not kwargs:
+        # The commonest calls, without a request.
+        target = args[0]
+        if type(target) is torch.dtype:
+            return _cast(td, target)
+        if isinstance(target, Node) and is_spec(target):
+            return remember(_to_records(td, target, None), td, WriteBack())
     return run_request(td, parse_to(*args, **kwargs))
 
 
@@ -135,25 +141,27 @@ def _move_buffer(td: Any, buffer: Tensor, device: torch.device, non_blocking: bo
 
 def _to_spec(td: Any, request: MoveRequest) -> Any:
     """Each leaf to its own target."""
-    spec = request.spec
-    routes: list[Route] | None
-    if isinstance(spec, Spec):
-        plan = plan_moves(
-            td, spec, non_blocking=request.non_blocking, on_unused="ignore", on_shape="ignore"
-        )
-        tensors, routes = leaves(td), plan.routes
-    else:
+    spec, non_blocking = request.spec, request.non_blocking
+    if not isinstance(spec, Spec):
         assert spec is not None
-        tensors = leaves(td)
-        beside = entries_beside(td, spec)
-        dtypes = host_dtypes(beside)
-        if dtypes is not None and on_host(tensors):
-            moved = cast_on_host(tensors, dtypes) if _differ(tensors, dtypes) else tensors
-            return place(td, moved, None)
-        routes = _routes_beside(td, tensors, beside)
+        return _to_records(td, spec, non_blocking)
+    plan = plan_moves(td, spec, non_blocking=non_blocking, on_unused="ignore", on_shape="ignore")
+    moved, _ = run_routes(leaves(td), plan.routes, options_for(non_blocking))
+    return place(td, moved, None)
+
+
+def _to_records(td: Any, records: Node, non_blocking: bool | None) -> Any:
+    """Each leaf to the device and dtype of the record beside it."""
+    tensors = leaves(td)
+    beside = entries_beside(td, records)
+    dtypes = host_dtypes(beside)
+    if dtypes is not None and on_host(tensors):
+        moved = cast_on_host(tensors, dtypes) if _differ(tensors, dtypes) else tensors
+        return place(td, moved, None)
+    routes = _routes_beside(td, tensors, beside)
     if routes is None:
         return place(td, tensors, None)
-    moved, _ = run_routes(tensors, routes, options_for(request.non_blocking))
+    moved, _ = run_routes(tensors, routes, options_for(non_blocking))
     return place(td, moved, None)
 
 

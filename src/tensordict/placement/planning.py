@@ -87,10 +87,15 @@ def plan_moves(
         kept: MovePlan | None = kept_plan(td, key)
         if kept is not None:
             return kept
-    entries = list(entries_with_path(td))
-    pairs = [(path, x) for path, x in entries if isinstance(x, Tensor)]
-    paths = [path for path, _ in pairs]
-    tensors = [x for _, x in pairs]
+    paths: list[Path] = []
+    tensors: list[Tensor] = []
+    others: list[tuple[Path, Any]] = []
+    for path, entry in entries_with_path(td):
+        if isinstance(entry, Tensor):
+            paths.append(path)
+            tensors.append(entry)
+        else:
+            others.append((path, entry))
     shapes = [x.shape for x in tensors]
     wanted = Wanted(td, paths, target, policy)
     routes = wanted.routes(tensors)
@@ -107,8 +112,8 @@ def plan_moves(
         rows = [(item.pattern, _near_text(item)) for item in unmatched]
         _answer(on_unused, "{n} entries of the spec or policy match no leaf.", rows)
     hidden: tuple[HiddenTensor, ...] = ()
-    if len(pairs) != len(entries):
-        hidden = find_hidden(entries, wanted.route_of if non_tensors == "move" else None)
+    if others:
+        hidden = find_hidden(others, wanted.route_of if non_tensors == "move" else None)
     kinds = {route.kind for route in distinct(routes)}
     if materialize is None and MoveKind.FROM_META in kinds:
         raise _no_values(paths, routes)

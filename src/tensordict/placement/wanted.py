@@ -67,13 +67,24 @@ class Wanted:
         """
         known: dict[Any, Route] = {}
         out: list[Route] = []
+        route: Route | None = None
+        last: Any = None
         for index, (x, goal) in enumerate(zip(tensors, self._goals(tensors))):
-            key = (x.dtype, x.device, id(goal))
-            route = known.get(key)
-            if route is None:
-                route = self._route(index, x, goal)
-                if _by_dtype_and_device(goal):
-                    known[key] = route
+            dtype, device = x.dtype, x.device
+            # Neighbours often go the same way: they need no look-up.
+            if (
+                goal is not last
+                or route is None
+                or dtype is not route.src_dtype
+                or device != route.src_device
+            ):
+                key = (dtype, device, id(goal))
+                route = known.get(key)
+                if route is None:
+                    route = self._route(index, x, goal)
+                    if _by_dtype_and_device(goal):
+                        known[key] = route
+                last = goal if key in known else None
             out.append(route)
         return out
 
