@@ -37,6 +37,8 @@ class StorageMethods(Node):
         share_memory: bool = False,
         pin_memory: bool = False,
         num_threads: int = 0,
+        return_early: bool = False,
+        use_buffer: bool = False,
         metadata: bool = False,
     ) -> Self:
         """A locked tensordict whose leaves are views of one buffer.
@@ -50,8 +52,8 @@ class StorageMethods(Node):
             inplace: replace the leaves of this tensordict and return it.
             share_memory: put the buffer into shared memory.
             pin_memory: pin the buffer.
-            num_threads: without effect: packing is one call into torch.
-            metadata: without effect: the layout is always kept.
+            num_threads, return_early, use_buffer, metadata: without effect: packing is one call
+                into torch, a file is complete when the call returns, the layout is always kept.
 
         Returns:
             A new tensordict; this one when it is consolidated already or with ``inplace``.  Grad
