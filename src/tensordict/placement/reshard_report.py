@@ -56,7 +56,7 @@ def table(plan: ReshardPlan, limit: int) -> str:
             dtype += f" -> {_dtype(layout)}"
         origin = ", ".join(dict.fromkeys(how(plan.src[source]) for source in sources)) or "constant"
         if sources != [name]:
-            origin = f"{_some(sources)}: {origin}"
+            origin = f"{_clipped(sources)}: {origin}"
         moved = sum(_remote(edge.geometry) * edge.itemsize for edge in feeding)
         boxes = sum(int(edge.geometry.remote.sum()) for edge in feeding)
         rows.append((name, shape, dtype, origin, to, size(moved), str(boxes)))
@@ -170,6 +170,13 @@ def _remote(geometry: Geometry) -> int:
 def _some(values: Any) -> str:
     texts = list(map(str, values))
     return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more" if len(texts) > 8 else "")
+
+
+def _clipped(sources: list[str], width: int = 40) -> str:
+    """Names in few letters: the first one, from its end, and how many more."""
+    more = f" +{len(sources) - 1}" if len(sources) > 1 else ""
+    first = sources[0]
+    return (first if len(first) <= width else f"..{first[2 - width :]}") + more
 
 
 def _box(box: Box) -> str:
