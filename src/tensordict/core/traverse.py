@@ -359,32 +359,43 @@ def leaves_like(node: Node, other: Node) -> list[Tensor]:
         StructureError: (a ``KeyError``) when the two do not hold tensors under the
             same keys; lists every key that differs.
     """
-    out: list[Tensor] = []
-    if not _zip(node, other, out):
+    return pairs_like(node, other)[1]
+
+
+def pairs_like(node: Node, other: Node) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors of two trees, matched by key, in the order of ``leaves(node)``.
+
+    Raises:
+        StructureError: as `leaves_like`.
+    """
+    mine: list[Tensor] = []
+    theirs: list[Tensor] = []
+    if not _zip(node, other, mine, theirs):
         raise StructureError(_difference(node, other))
-    return out
+    return mine, theirs
 
 
-def _zip(node: Node, other: Node, out: list[Tensor]) -> bool:
+def _zip(node: Node, other: Node, mine: list[Tensor], theirs: list[Tensor]) -> bool:
     members = node._members()
     if members is not None:
         shares = _rows_of(node, other, len(members))
         return shares is not None and all(
-            _zip(member, share, out) for member, share in zip(members, shares)
+            _zip(member, share, mine, theirs) for member, share in zip(members, shares)
         )
-    mine = node._items()
+    items = node._items()
     # Non-tensor entries may be on one side only: they take no part.
-    if len(other._names()) != len(mine) and _count(other) != _count(node):
+    if len(other._names()) != len(items) and _count(other) != _count(node):
         return False
-    for name, entry in mine:
+    for name, entry in items:
         if isinstance(entry, Tensor):
-            theirs = other._fetch(name)
-            if not isinstance(theirs, Tensor):
+            y = other._fetch(name)
+            if not isinstance(y, Tensor):
                 return False
-            out.append(theirs)
+            mine.append(entry)
+            theirs.append(y)
         elif isinstance(entry, Node):
-            theirs = other._fetch(name)
-            if not isinstance(theirs, Node) or not _zip(entry, theirs, out):
+            y = other._fetch(name)
+            if not isinstance(y, Node) or not _zip(entry, y, mine, theirs):
                 return False
     return True
 

@@ -23,6 +23,7 @@ from ..core.traverse import (
     leaves,
     leaves_like,
     only_tensors,
+    pairs_like,
     snapshot,
     zip_map,
 )
@@ -209,7 +210,7 @@ class ApplyMethods(Node):
         Raises:
             KeyError: a key of ``tensordict`` is not here; nothing has changed then.
         """
-        if isinstance(tensordict, Node) and _copy_each(snapshot(self), tensordict, non_blocking):
+        if isinstance(tensordict, Node) and _copy_each(self, tensordict, non_blocking):
             return self
         update.write_all(self, tensordict, non_blocking=non_blocking)
         return self
@@ -227,14 +228,14 @@ class ApplyMethods(Node):
         if isinstance(entry, Tensor):
             entry.fill_(value)
         elif isinstance(entry, Node):
-            write_each(entry, Tensor.fill_, None, (value,))
+            write_each(entry, leaves(entry), Tensor.fill_, None, (value,))
         else:
             update.write_all(self, {key: value})
         return self
 
     def zero_(self) -> Self:
         """Write 0 into every leaf; allowed when locked."""
-        write_each(self, Tensor.zero_, torch._foreach_zero_)
+        write_each(self, leaves(self), Tensor.zero_, torch._foreach_zero_)
         return self
 
 
@@ -247,10 +248,9 @@ def _copy_each(node: Node, source: Node, non_blocking: bool) -> bool:
     if not only_tensors(source):
         return False
     try:
-        ys = leaves_like(node, source)
+        xs, ys = pairs_like(node, source)
     except StructureError:
         return False
-    xs = leaves(node)
     for x, y in zip(xs, ys):
         if x.shape != y.shape:
             return False

@@ -136,7 +136,7 @@ def _unary_inplace(row: Unary) -> Method:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = extra(params, args, kwargs) if args or kwargs else None
-        write_each(self, fn, each, (), given)
+        write_each(self, leaves(self), fn, each, (), given)
         return self
 
     return _documented(method, row, (), f"In place: {row.doc}")
@@ -298,21 +298,20 @@ def _binary_inplace(row: Binary) -> Method:
 
     def method(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         given = extra(params, args, kwargs) if args or kwargs else None
-        node = snapshot(self)
-        values = inplace_pair(node, other, name)
+        xs, values = inplace_pair(self, other, name)
         if type(values) is not list and number is not None:
-            values = number(values, leaves(node)) or values
+            values = number(values, xs) or values
         if divides or (given and "rounding_mode" in given):
-            _divisible(node, values, out_of_place, given)
-        write_each(node, fn, None if given else each, (values,), given)
+            _divisible(xs, values, out_of_place, given)
+        write_each(self, xs, fn, None if given else each, (values,), given)
         return self
 
     return _documented(method, row, ("other",), f"In place: {row.doc}")
 
 
-def _divisible(node: Any, values: Any, fn: Callable[..., Tensor], given: Any) -> None:
+def _divisible(xs: Sequence[Tensor], values: Any, fn: Callable[..., Tensor], given: Any) -> None:
     """Divide the integer leaves once for nothing: a zero in a later leaf must not come too late."""
-    for i, x in enumerate(leaves(node)):
+    for i, x in enumerate(xs):
         if not x.is_floating_point():
             fn(x, values[i] if type(values) is list else values, **(given or {}))
 
@@ -377,10 +376,10 @@ def _ternary_inplace(row: Ternary) -> Method:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         a, b, given = _two(name, operands, optional, params, args, kwargs)
         node = snapshot(self)
-        ys = None if a is None else inplace_pair(node, a, name)
-        zs = None if b is None else inplace_pair(node, b, name)
-        ys, zs = _lists(leaves(node), ys, zs, numbers, optional)
-        write_each(node, fn, each, (ys, zs), given)
+        xs = leaves(node)
+        ys = None if a is None else inplace_pair(node, a, name)[1]
+        zs = None if b is None else inplace_pair(node, b, name)[1]
+        write_each(node, xs, fn, each, _lists(xs, ys, zs, numbers, optional), given)
         return self
 
     return _documented(method, row, row.operands, f"In place: {row.doc}")

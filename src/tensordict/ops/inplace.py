@@ -14,30 +14,29 @@ from torch import Tensor
 
 from .._keys import short
 from ..core.node import Node
-from ..core.traverse import leaves, leaves_with_path
+from ..core.traverse import leaves_with_path
 from ..errors import ShapeError, table_of
 from .operands import grouped, transforms
 
 
 def write_each(
     node: Node,
+    xs: Sequence[Tensor],
     fn: Callable[..., Any],
     each: Callable[..., Any] | None,
     operands: Sequence[Any] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> None:
-    """Run an in-place operation on every leaf.
+    """Run an in-place operation on leaves.
 
     Args:
-        node: whose leaves are written.
+        node: whose leaves they are, for errors.
+        xs: the leaves.
         fn: the in-place operation of one tensor.
         each: its foreach form, None when there is none.
         operands: numbers, or lists with one tensor for each leaf.
         kwargs: keyword arguments of both forms.
     """
-    xs = leaves(node)
-    if not xs:
-        return
     kwargs = kwargs or {}
     if len(xs) > 1:
         lists = [o for o in operands if type(o) is list]
@@ -45,8 +44,7 @@ def write_each(
             _check_shapes(node, xs, ys)
         if not _uniform(xs) or not all(map(_one_dtype, lists)):
             _rehearse(xs, fn, operands, kwargs)
-            # The gradient formulas of foreach do not take integers beside floats.
-            if any(x.requires_grad for part in (xs, *lists) for x in part):
+            if _half_differentiable(xs, lists):
                 each = None
     if each is not None and grouped(xs):
         try:
@@ -58,6 +56,11 @@ def write_each(
         fn(x, *(o[i] if type(o) is list else o for o in operands), **kwargs)
 
 
+def _half_differentiable(xs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether there may be integers beside leaves that require grad: foreach has no formula."""
+    return any(x.requires_grad for part in (xs, *lists) for x in part)
+
+
 def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool) -> None:
     """Copy each value into its target; every pair is known to fit in shape.
 
@@ -65,16 +68,18 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
         targets, values: tensors, in pairs.
         non_blocking: as of ``Tensor.copy_``.
     """
+    together = grouped(targets)
     for x in targets:
         if x.requires_grad or not (x.is_contiguous() or not _overlaps(x)):
             if len(targets) > 1:
                 _rehearse(targets, Tensor.copy_, [list(values)], {})
+            together = False
             break
-    if grouped(targets):
+    if together:
         try:
             torch._foreach_copy_(targets, values, non_blocking)  # type: ignore[arg-type]
             return
-        except NotImplementedError:  # a subclass without the rule, before anything is written
+        except RuntimeError:  # a subclass, or gradients, without a rule: before anything is written
             pass
     for target, value in zip(targets, values):
         target.copy_(value, non_blocking)
@@ -89,8 +94,7 @@ def _uniform(xs: Sequence[Tensor]) -> bool:
 
 
 def _one_dtype(ys: Sequence[Tensor]) -> bool:
-    dtype = ys[0].dtype
-    return all(y.dtype is dtype for y in ys)
+    return len({y.dtype for y in ys}) == 1
 
 
 def _overlaps(x: Tensor) -> bool:
@@ -99,7 +103,7 @@ def _overlaps(x: Tensor) -> bool:
 
 def _check_shapes(node: Node, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
     for x, y in zip(xs, ys):
-        if x.shape != y.shape and not _fits(y.shape, x.shape):
+        if x.shape != y.shape and y.ndim and not _fits(y.shape, x.shape):
             break
     else:
         return

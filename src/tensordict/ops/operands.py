@@ -21,7 +21,16 @@ from torch import Size, Tensor
 from .._keys import path_of, short
 from .._typing import Path
 from ..core.node import Entry, Node
-from ..core.traverse import DESCEND, leaves, leaves_like, leaves_with_path, spread, zip_map
+from ..core.traverse import (
+    DESCEND,
+    leaves,
+    leaves_like,
+    leaves_with_path,
+    pairs_like,
+    snapshot,
+    spread,
+    zip_map,
+)
 from ..core.write import commit, fetch
 from ..errors import BatchSizeError, EntryTypeError, ShapeError, StructureError
 from .keys import ItemsView
@@ -41,7 +50,10 @@ transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
 def grouped(xs: Sequence[Tensor]) -> bool:
     """Whether one foreach call pays for these leaves, and is allowed."""
-    return len(xs) > 2 and transforms() is None and not _half_differentiable(xs)
+    if len(xs) < 3 or transforms() is not None:
+        return False
+    # Where nothing is traced, `run_grouped` and `write_each` find out by themselves.
+    return not torch.compiler.is_compiling() or not _half_differentiable(xs)
 
 
 def _half_differentiable(xs: Sequence[Tensor]) -> bool:
@@ -158,15 +170,18 @@ def pair(node: Any, other: Any, name: str) -> tuple[Any, Values]:
     return node, [other] * len(leaves(node))
 
 
-def inplace_pair(node: Node, other: Any, name: str) -> Values:
-    """The operand in the order of the leaves, which are going to be written."""
+def inplace_pair(node: Node, other: Any, name: str) -> tuple[list[Tensor], Values]:
+    """The leaves, which are going to be written, and the operand in their order."""
+    if isinstance(other, Node) and other._batch_size == node._batch_size:
+        return pairs_like(node, other)
+    node = snapshot(node)
     out, values = pair(node, other, name)
     if out is not node:
         raise BatchSizeError(
             f"Cannot {name} in place: the result would have batch size {list(out._batch_size)}, the "
             f"tensordict has {list(node._batch_size)}."
         )
-    return values
+    return leaves(node), values
 
 
 def keeps_batch(node: Node, results: Sequence[Tensor]) -> None:
