@@ -197,6 +197,8 @@ def test_copy_():
     assert (td["a"] == 0).all() and (td["n", "b"] == 5).all()
     source["s"] = "other"
     assert td.copy_(source)["s"] == "other"
+    nested = TensorDict(n={"b": 1, "c": 2}, s="x")
+    assert TensorDict(n={"b": 0, "c": 0}, s="y").copy_(nested)["s"] == "x"
     with pytest.raises(KeyError):
         td.copy_(TensorDict({"a": torch.ones(3, 4), "z": torch.ones(3)}, [3]))
     assert (td["a"] == 5).all()

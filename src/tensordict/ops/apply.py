@@ -245,11 +245,11 @@ def _same(x: Tensor) -> Tensor:
 
 def _copy_each(node: Node, source: Node, non_blocking: bool) -> bool:
     """Copy leaf by leaf between trees that agree; False when there is more to decide."""
-    if not only_tensors(source):
-        return False
     try:
         xs, ys = pairs_like(node, source)
     except StructureError:
+        return False
+    if not only_tensors(source):
         return False
     for x, y in zip(xs, ys):
         if x.shape != y.shape:

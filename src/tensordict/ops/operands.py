@@ -94,11 +94,14 @@ def number_list(value: Any, xs: Sequence[Tensor]) -> list[Tensor] | None:
     """A number as one tensor without dimensions for each leaf; None where it has to stay a number.
 
     torch makes such a tensor in every call that gets a number, which costs more than the
-    operation on a small leaf. The tensor is made here, once for each dtype, where it promotes
-    and rounds as the number does: for single and double floats and int64 on the CPU.
+    operation on a small leaf (on a large one its kernels for numbers are faster). The tensor is
+    made here, once for each dtype, where it promotes and rounds as the number does: for single
+    and double floats and int64 on the CPU.
     """
     kind = type(value)
-    if (kind is not float and kind is not int) or not xs or not xs[0].is_cpu:
+    if (kind is not float and kind is not int) or not xs:
+        return None
+    if not xs[0].is_cpu or xs[0].numel() > _SMALL:
         return None
     if transforms() is not None or torch.compiler.is_compiling():
         return None
@@ -121,6 +124,7 @@ def number_list(value: Any, xs: Sequence[Tensor]) -> list[Tensor] | None:
     return out
 
 
+_SMALL = 2048
 # Dtypes in which torch computes with a number as it does with a tensor of the dtype.
 _EXACT = frozenset({torch.float32, torch.float64, torch.int64})
 
@@ -174,6 +178,8 @@ def inplace_pair(node: Node, other: Any, name: str) -> tuple[list[Tensor], Value
     """The leaves, which are going to be written, and the operand in their order."""
     if isinstance(other, Node) and other._batch_size == node._batch_size:
         return pairs_like(node, other)
+    if isinstance(other, NUMBERS):
+        return leaves(node), other
     node = snapshot(node)
     out, values = pair(node, other, name)
     if out is not node:
