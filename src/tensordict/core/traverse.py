@@ -173,6 +173,10 @@ def _beside(node: Node, other: Node | None, out: list[Entry | None]) -> None:
             same = rows is None or len(rows) != len(members)
             _beside(member, other if same else rows[i], out)  # type: ignore[index]
         return
+    if other is not None and list(node._names()) == list(other._names()) and _flat(node):
+        # Equal names and nothing below: the two stand beside each other as they are.
+        out.extend(other._contents())
+        return
     fetch = _nothing if other is None else other._fetch
     for name, entry in node._items():
         if isinstance(entry, Tensor):
@@ -180,6 +184,11 @@ def _beside(node: Node, other: Node | None, out: list[Entry | None]) -> None:
         elif isinstance(entry, Node):
             theirs = fetch(name)
             _beside(entry, theirs if isinstance(theirs, Node) else None, out)
+
+
+def _flat(node: Node) -> bool:
+    """Whether a node holds tensors alone."""
+    return all(issubclass(kind, Tensor) for kind in set(map(type, node._contents())))
 
 
 def _nothing(name: str) -> None:
