@@ -10,7 +10,14 @@ from .p2p import Options, irecv, isend, recv, send, sendrecv
 from .pending import Pending
 from .reductions import all_reduce, reduce, reduce_scatter
 from .spreading import all_gather, broadcast
-from .transport import Capabilities, TorchTransport, Transport, Work, use_side_group
+from .transport import (
+    Capabilities,
+    StagedTransport,
+    TorchTransport,
+    Transport,
+    Work,
+    use_side_group,
+)
 from .wire import Limits
 
 __all__ = [
@@ -20,6 +27,7 @@ __all__ = [
     "Limits",
     "Options",
     "Pending",
+    "StagedTransport",
     "TorchTransport",
     "Transport",
     "Work",

@@ -196,7 +196,9 @@ class Endpoint:
         Raises:
             TransferError: another exchange with this peer is using it.
         """
-        key = (verb, peer, tag)
+        transport = self._transport()
+        tagged = transport is None or transport.capabilities.tags
+        key = (verb, peer, tag if tagged else None)
         with self._lock:
             if key in self._busy:
                 raise TransferError(

@@ -8,7 +8,7 @@ those that count messages or fail on purpose.  Ranks here are ranks *in the grou
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol, runtime_checkable
@@ -47,11 +47,14 @@ class Capabilities:
         devices: device types whose tensors it can send as they are.
         exact_counts: whether both ends of a payload message must have equal sizes.
         side_channel: whether frames and answers travel apart from payloads.
+        tags: whether payloads of one pair of ranks are told apart by tags; without them one
+            exchange at a time is under way.
     """
 
     devices: frozenset[str] = frozenset({"cpu"})
     exact_counts: bool = False
     side_channel: bool = False
+    tags: bool = True
 
 
 class Transport(Protocol):
@@ -158,20 +161,23 @@ class TorchTransport:
             devices=devices,
             exact_counts=side is not None,
             side_channel=side is not None,
+            tags=side is None,
         )
 
     @staticmethod
-    def of(group: Any = None) -> TorchTransport:
+    def of(group: Any = None) -> Transport:
         """The transport of a group, a `DeviceMesh` of one dimension, or the default group.
 
+        A group that carries tensors of a device only is wrapped in a `StagedTransport`.
+
         Raises:
-            TransferError: when ``torch.distributed`` is not initialised, or this rank is
-                not part of the group.
+            TransferError: ``torch.distributed`` is not initialised, this rank is not part of
+                the group, or the group carries no host memory and has no side group.
         """
         group = resolve_group(group)
         found = _transports.get(group)
         if found is None:
-            found = _transports[group] = TorchTransport(group, _sides.get(group))
+            found = _transports[group] = _transport_for(group)
         return found
 
     def _channel(self, control: bool) -> Any:
@@ -250,7 +256,129 @@ def _started(start: Any, keep: Any) -> TorchWork:
         raise translate(error) from None
 
 
-_transports: weakref.WeakKeyDictionary[Any, TorchTransport] = weakref.WeakKeyDictionary()
+class _CopyBack:
+    """A message that lands on the device, and is copied to where it belongs when it is there."""
+
+    __slots__ = ("_pairs", "_work")
+
+    def __init__(self, work: Work, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._work = work
+        self._pairs = list(pairs)
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._work.wait(timeout)
+        with torch.no_grad():
+            for target, source in self._pairs:
+                target.copy_(source)
+        self._pairs.clear()
+
+
+class StagedTransport:
+    """A transport that moves tensors of other devices to its own and back (for nccl).
+
+    Frames and answers are not concerned: the inner transport has a side channel for them.
+
+    Args:
+        inner: carries tensors of ``device``, and control messages of the host.
+        device: the device of this rank.
+        to_device: copies a tensor to the device; ``tensor.to(device)`` by default.
+        is_there: whether a tensor can be carried as it is; by default, whether it is on a
+            device of that type.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        device: torch.device,
+        *,
+        to_device: Callable[[Tensor], Tensor] | None = None,
+        is_there: Callable[[Tensor], bool] | None = None,
+    ) -> None:
+        self._inner = inner
+        self._to = (lambda x: x.to(device)) if to_device is None else to_device
+        self._is_there = (lambda x: x.device.type == device.type) if is_there is None else is_there
+
+    @property
+    def rank(self) -> int:
+        return self._inner.rank
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    @property
+    def capabilities(self) -> Capabilities:
+        inner = self._inner.capabilities
+        return Capabilities(
+            devices=inner.devices | {"cpu"},
+            exact_counts=inner.exact_counts,
+            side_channel=inner.side_channel,
+            tags=inner.tags,
+        )
+
+    def name_of(self, rank: int) -> str:
+        """As the inner transport."""
+        return self._inner.name_of(rank)
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return tensor if self._is_there(tensor) else self._to(tensor)
+
+    def _landing(self, work: Work, pairs: Sequence[tuple[Tensor, Tensor]]) -> Work:
+        moved = [(target, source) for target, source in pairs if target is not source]
+        return _CopyBack(work, moved) if moved else work
+
+    def isend(self, tensor: Tensor, dst: int, tag: int, *, control: bool = False) -> Work:
+        if not control:
+            tensor = self._there(tensor)
+        return self._inner.isend(tensor, dst, tag, control=control)
+
+    def irecv(self, tensor: Tensor, src: int, tag: int, *, control: bool = False) -> Work:
+        if control:
+            return self._inner.irecv(tensor, src, tag, control=True)
+        there = self._there(tensor)
+        return self._landing(self._inner.irecv(there, src, tag), [(tensor, there)])
+
+    def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> Work:
+        if control:
+            return self._inner.broadcast(tensor, src, control=True)
+        there = self._there(tensor)
+        work = self._inner.broadcast(there, src)
+        return work if src == self.rank else self._landing(work, [(tensor, there)])
+
+    def all_gather(self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False) -> Work:
+        if control:
+            return self._inner.all_gather(out, tensor, control=True)
+        there = [self._there(x) for x in out]
+        work = self._inner.all_gather(there, self._there(tensor))
+        return self._landing(work, list(zip(out, there)))
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> Work:
+        there = self._there(tensor)
+        return self._landing(self._inner.all_reduce(there, op), [(tensor, there)])
+
+    def reduce(self, tensor: Tensor, dst: int, op: Any) -> Work:
+        there = self._there(tensor)
+        work = self._inner.reduce(there, dst, op)
+        return self._landing(work, [(tensor, there)]) if dst == self.rank else work
+
+
+def _transport_for(group: Any) -> Transport:
+    side = _sides.get(group)
+    transport = TorchTransport(group, side)
+    devices = transport.capabilities.devices
+    if "cpu" in devices:
+        return transport
+    if side is None:
+        raise TransferError(
+            f"Cannot exchange over a group for {sorted(devices)} tensors only: frames and answers "
+            "need a group that carries host memory. Make a gloo group of the same ranks, and call "
+            "use_side_group(group, gloo_group) on every rank."
+        )
+    kind = min(devices)
+    return StagedTransport(transport, torch.device(kind, getattr(torch, kind).current_device()))
+
+
+_transports: weakref.WeakKeyDictionary[Any, Transport] = weakref.WeakKeyDictionary()
 _sides: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
@@ -305,13 +433,11 @@ def group_rank(transport: Transport, group: Any, world: int | None, local: int |
     if local is None:
         assert world is not None
         local = world
-        if isinstance(transport, TorchTransport):
-            group = resolve_group(group)
-            if group is not dist.group.WORLD:
-                try:
-                    local = dist.get_group_rank(group, world)
-                except (ValueError, RuntimeError):
-                    local = -1
+        if group is not None:
+            try:
+                local = dist.get_group_rank(resolve_group(group), world)
+            except (ValueError, RuntimeError):
+                local = -1
     if not 0 <= local < transport.size:
         raise ValueError(
             f"Cannot exchange with rank {world if world is not None else local}: it is not one "
