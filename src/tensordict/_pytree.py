@@ -16,12 +16,15 @@ from torch import Size, Tensor
 from torch.utils import _pytree
 
 from .containers.dense import TensorDict
+from .containers.lazy import LazyStackedTensorDict
 from .containers.params import TensorDictParams
 from .core.leaf import Leaf, NonTensorData
 from .core.node import Node
 from .core.registry import watch_nodes
 from .core.structural import DimNames
-from .core.traverse import fold, leaves
+from .core.traverse import entries_with_path, fold, leaves
+from .ops.stacking import lazy_stack
+from .typed.view import TypedView
 
 
 class Mapped(NonTensorData):
@@ -41,22 +44,39 @@ class Context:
         others: name, value and position of the entries that are neither.
         batch_size, dim_names, device: metadata of the node (take no part in equality).
         shapes: shapes of the tensors and batch sizes of the nodes under ``keys``; None for others.
+        stack_dim: the dimension of a lazy stack, None for other nodes.
+        members: whether the values are the members of a lazy stack, which differ.
     """
 
-    __slots__ = ("batch_size", "cls", "device", "dim_names", "keys", "others", "shapes")
+    __slots__ = (
+        "batch_size",
+        "cls",
+        "device",
+        "dim_names",
+        "keys",
+        "members",
+        "others",
+        "shapes",
+        "stack_dim",
+    )
 
     def __init__(self, node: Any, keys: list[str], shapes: list[Size | None], others: Any) -> None:
         # A module that is mapped gives a plain tensordict: its leaves may be anything.
-        self.cls = type(node) if isinstance(node, TensorDict) else TensorDict
+        self.cls = type(node) if isinstance(node, (TensorDict, TypedView)) else TensorDict
         self.keys = keys
         self.others = others
         self.shapes = shapes
         self.batch_size = node._batch_size
         self.dim_names = node._dim_names
         self.device = node._device
+        self.stack_dim = None if node._members() is None else node.stack_dim
+        self.members = False
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Context) and (self.cls, self.keys) == (other.cls, other.keys)
+        return isinstance(other, Context) and self._key() == other._key()
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.cls, self.keys, self.stack_dim, self.members
 
     def __hash__(self) -> int:
         return hash((self.cls, tuple(self.keys)))
@@ -66,6 +86,12 @@ class Context:
 
 
 def _flatten(node: Any) -> tuple[list[Any], Context]:
+    """By key; a lazy stack whose members differ, which no key can be read of, by member."""
+    members = node._members()
+    if members is not None and not _alike(members):
+        context = Context(node, [str(i) for i in range(len(members))], [], ())
+        context.members = True
+        return [node._dress(member) for member in members], context
     keys: list[str] = []
     values: list[Any] = []
     shapes: list[Size | None] = []
@@ -90,8 +116,18 @@ def _flatten_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Context]:
     return [(_pytree.MappingKey(k), v) for k, v in zip(context.keys, values)], context
 
 
+def _alike(members: Sequence[Node]) -> bool:
+    """Whether all members have the same keys, with entries of the same shapes."""
+    first = {path: x.shape for path, x in entries_with_path(members[0])}
+    return all({p: x.shape for p, x in entries_with_path(m)} == first for m in members[1:])
+
+
 def _unflatten(values: Iterable[Any], context: Context) -> Any:
     values = list(values)
+    if context.members:
+        if all(isinstance(value, Node) for value in values):
+            return lazy_stack(values, context.stack_dim or 0)
+        return TensorDict(dict(zip(context.keys, values)))
     batch, names = _batch_after(values, context)
     entries: dict[str, Any] = {}
     others = list(context.others)
@@ -101,7 +137,10 @@ def _unflatten(values: Iterable[Any], context: Context) -> Any:
             entries[other] = _fitted_leaf(leaf, batch)
         entries[name] = _fitted(value, batch, context)
     entries.update((other, _fitted_leaf(leaf, batch)) for other, leaf, _ in others)
-    return context.cls._new(entries, batch, names, context.device)
+    out = context.cls._new(entries, batch, names, context.device)
+    if context.stack_dim is None or batch != context.batch_size:
+        return out
+    return out.to_lazystack(context.stack_dim)
 
 
 def _fitted(value: Any, batch: Size, context: Context) -> Any:
@@ -251,7 +290,7 @@ def _unflatten_for_optree(context: Any, values: Iterable[Any]) -> Any:
 
 
 def _register(cls: type) -> None:
-    if issubclass(cls, (TensorDict, TensorDictParams)):
+    if issubclass(cls, (TensorDict, TensorDictParams, TypedView, LazyStackedTensorDict)):
         register(cls)
         _known.append(cls)
         if "optree" in sys.modules:

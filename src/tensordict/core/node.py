@@ -112,6 +112,9 @@ class Node:
         entry = self._fetch(name)
         return entry._batch_size if isinstance(entry, Node) else entry.shape  # type: ignore[union-attr]
 
+    def _admit(self, name: str) -> None:
+        """Raise when an entry of this name can not be stored; asked before the first write."""
+
     # --- a node that is a stack of nodes ---------------------------------------------
 
     def _members(self) -> Sequence[Node] | None:

@@ -95,6 +95,7 @@ def prepare(
     if node._lock is not None and not ignore_lock:
         raise LockedError
     # Nodes made on the way have the same batch size and device, so one check serves all.
+    node._admit(path[0])
     return node, path, entry_of(node, value, whole, non_blocking)
 
 

@@ -372,6 +372,7 @@ class RowWrites:
     def allocate(self, node: Node, name: str, item: Any, path: Path) -> None:
         if node._lock is not None:
             raise LockedError
+        node._admit(name)
         batch, op = node._batch_size, self.op
         rows = op.size(batch)
         if isinstance(item, (Node, Mapping)):

@@ -127,6 +127,7 @@ class Writes:
             and node._device is None
             and node._lock is None
             and members is None
+            and node._bare() is node  # a typed view takes some names only
         )
         if plain and isinstance(source, Node) and source._batch_size == batch:
             ndim = 0  # checked when it was written to the source

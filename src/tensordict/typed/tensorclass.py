@@ -163,12 +163,11 @@ def _make(cls: Any, given: dict[str, bool], register_as: str | None, again: bool
             if name not in cls.__dict__:  # what is inherited under the name is no default
                 setattr(cls, name, dataclasses.field())
         dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=options.kw_only)(cls)
-        cls.__dataclass_fields__.update(_Metadata.__dataclass_fields__)
-        spec = cls._spec = Spec(cls, options)
         for name in own:
-            if name in spec.fields:
+            if name in {field.name for field in dataclasses.fields(cls)}:
                 _refuse_name(cls, name, options)
                 setattr(cls, name, field_property(name))
+        cls.__dataclass_fields__.update(_Metadata.__dataclass_fields__)
     spec = cls._spec = Spec(cls, options)
     if options.tensor_only:
         _only_tensors(cls, spec)

@@ -231,9 +231,11 @@ class TypedView(NodeMethods):
         return self._inner._fetch(name)
 
     def _store(self, name: str, entry: Entry) -> None:
+        self._inner._store(name, entry)
+
+    def _admit(self, name: str) -> None:
         if name not in self._spec.fields:
             raise no_such_field(type(self), name)
-        self._inner._store(name, entry)
 
     def _remove(self, name: str) -> None:
         self._inner._remove(name)
