@@ -231,7 +231,7 @@ MALFORMED = {
     ),
     "gather dtype": (lambda td: td.gather(0, torch.zeros(2, 3)), TypeError, "float32"),
     "gather list": (lambda td: td.gather(0, [0]), TypeError, "list"),
-    "gather range": (lambda td: td.gather(0, torch.full((2, 3), 2)), IndexError, "out of range"),
+    "gather range": (lambda td: td.gather(0, torch.full((2, 3), 2)), IndexError, "out of bounds"),
     "gather dim": (lambda td: td.gather(2, torch.zeros(2, 3, dtype=LONG)), IndexError, "got 2"),
 }
 

@@ -143,7 +143,8 @@ _MAKERS = ("zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "
 
 def _like_rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
     def rule(input: Any, *args: Any, **kwargs: Any) -> Any:
-        out = input._map(lambda x: function(x, *args, **kwargs))
+        given = bool(args or kwargs)
+        out = input._map((lambda x: function(x, *args, **kwargs)) if given else function)
         return _placed(out, input, kwargs.get("device") or NO_DEFAULT)
 
     return rule

@@ -212,6 +212,8 @@ def positions(rows: Tensor, n: int) -> Tensor:
     rows = rows.long()
     if not rows.numel():
         return rows
+    if rows.device.type != "cpu":  # looking would wait for the device; its kernels check
+        return torch.where(rows < 0, rows + n, rows)
     low, high = torch.aminmax(rows)
     first, last = int(low), int(high)
     if first < -n or last >= n:

@@ -14,7 +14,6 @@ from ..core.sizes import wrap_dim, wrap_dims
 from ..core.structural import StructuralOp
 from ..core.torch_function import as_methods
 from ..errors import DimError, EntryTypeError, ShapeError
-from .indexing import positions
 from .reshaping import become
 from .shape import Flip, Gather, Narrow, Repeat, RepeatInterleave, Roll, RollFlat, Rot90, Tile
 from .update import fill_out
@@ -188,7 +187,10 @@ class SelectionMethods(Node):
         batch = self._batch_size
         dim = wrap_dim(dim, len(batch))
         _check_index(index, dim, batch)
-        result = self._restructure(Gather(dim, positions(index, batch[dim])))
+        try:
+            result = self._restructure(Gather(dim, index.long()))
+        except RuntimeError as err:
+            raise DimError(f"Cannot gather along dim {dim}: {err}") from None
         if out is not None:
             fill_out(out, result)
             return out

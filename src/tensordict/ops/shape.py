@@ -92,6 +92,8 @@ class Unflatten(StructuralOp):
 
     dim: int
     sizes: Size
+    _seen: Size | None = field(default=None, init=False, repr=False, compare=False)
+    _full: Dims = field(default=(), init=False, repr=False, compare=False)
 
     def size(self, batch: Size) -> Size:
         return batch[: self.dim] + self.sizes + batch[self.dim + 1 :]
@@ -102,7 +104,10 @@ class Unflatten(StructuralOp):
 
     def leaf(self, x: Tensor) -> Tensor:
         shape, dim = x.shape, self.dim
-        return x.view(*shape[:dim], *self.sizes, *shape[dim + 1 :])
+        if shape != self._seen:
+            self._seen = shape
+            self._full = (*shape[:dim], *self.sizes, *shape[dim + 1 :])
+        return x.view(*self._full)
 
     def inverse(self, batch: Size) -> StructuralOp:
         return Flatten(self.dim, self.dim + len(self.sizes) - 1, batch[self.dim])
@@ -399,7 +404,8 @@ class Gather(StructuralOp):
 
     dim: int
     index: Tensor
-    _wide: dict[Any, Tensor] = field(default_factory=dict)
+    _seen: Any = field(default=None, init=False, repr=False)
+    _wide: Any = field(default=None, init=False, repr=False)
 
     def size(self, batch: Size) -> Size:
         return self.index.shape + batch[self.index.ndim :]
@@ -408,16 +414,12 @@ class Gather(StructuralOp):
         return names
 
     def leaf(self, x: Tensor) -> Tensor:
-        where = (x.shape[self.index.ndim :], x.device)
-        index = self._wide.get(where)
-        if index is None:
-            index = self._wide[where] = self._widened(*where)
-        return x.gather(self.dim, index)
-
-    def _widened(self, tail: Size, device: torch.device) -> Tensor:
-        """The index for leaves of some trailing shape: most leaves share it."""
-        index = self.index.to(device)
-        return index.view(index.shape + (1,) * len(tail)).expand(index.shape + tail)
+        # The index as leaves of the last shape and device needed it: most leaves share both.
+        if x.shape != self._seen or x.device != self._wide.device:
+            index, tail = self.index.to(x.device), x.shape[self.index.ndim :]
+            self._seen = x.shape
+            self._wide = index.view(index.shape + (1,) * len(tail)).expand(index.shape + tail)
+        return x.gather(self.dim, self._wide)
 
 
 @dataclass(slots=True)
