@@ -51,6 +51,16 @@ def test_unmatched_rules_name_near_misses_and_optional_ones_are_silent():
     assert "near: a.weight" in str(found)
 
 
+def test_rules_and_specs_pickle():
+    import pickle
+
+    made = Spec({("a",): Target("cuda:1")}, rules_of({"*.b": torch.int8, ("x", "y"): "meta"}))
+    again = pickle.loads(pickle.dumps(made))
+    assert again == made and again.target(("q", "b")).dtype is torch.int8
+    policy = CastPolicy.mixed()
+    assert pickle.loads(pickle.dumps(policy)) == policy
+
+
 def test_an_entry_beats_a_rule_and_a_rule_the_default():
     spec = Spec(
         {("a",): Target(dtype=torch.int8)},

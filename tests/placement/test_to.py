@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict, lazy_stack, tensorclass
 from tensordict.device.fake import FakeDevices
 from tensordict.errors import LockedError
-from tensordict.placement import TensorAttrs
+from tensordict.placement import TensorAttrs, spec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -519,6 +519,23 @@ def test_a_spec_traces_as_one_graph():
     td = tree()
     compiled = torch.compile(lambda t: t.to(spec)["n", "b"] * 2, fullgraph=True, backend="eager")
     assert torch.equal(compiled(td), td["n", "b"].double() * 2)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda t: t.to(spec(rules={"*b": torch.float64}, default="cpu"))["n", "b"] * 2,
+        lambda t: t.to(t.double().attrs())["n", "b"] * 2,
+        lambda t: t.to("cpu", torch.float64, non_blocking=True)["n", "b"] * 2,
+        lambda t: t.lock_().double()["n", "b"] * 2,
+    ],
+)
+def test_other_forms_trace_as_one_graph(step):
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = torch.compile(step, fullgraph=True, backend="eager")(tree())
+    assert torch.equal(out, torch.full((3, 2), 2.0, dtype=torch.float64))
 
 
 def test_a_device_traces_as_one_graph():

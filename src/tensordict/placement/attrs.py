@@ -168,15 +168,6 @@ class TensorAttrs(Leaf):
 # A record is plain values: `torch.load(weights_only=True)` may make one.
 torch.serialization.add_safe_globals([TensorAttrs])
 
-# Plain assignment is closed: the slots are written through their descriptors.
-_set_device = TensorAttrs.__dict__["tgt_device"].__set__
-_set_dtype = TensorAttrs.__dict__["tgt_dtype"].__set__
-_set_shape = TensorAttrs.__dict__["tgt_shape"].__set__
-_set_layout = TensorAttrs.__dict__["tgt_layout"].__set__
-_set_host_dtype = TensorAttrs.__dict__["_host_dtype"].__set__
-_set_batch = Leaf.__dict__["_batch_size"].__set__
-_set_own_device = Leaf.__dict__["_device"].__set__
-
 
 def _fill(
     out: TensorAttrs,
@@ -185,14 +176,14 @@ def _fill(
     shape: Size | None,
     layout: Layout | None,
 ) -> TensorAttrs:
-    _set_device(out, device)
-    _set_dtype(out, dtype)
-    _set_shape(out, shape)
-    _set_layout(out, layout)
-    _set_batch(out, _NO_BATCH)
-    _set_own_device(out, None)
+    object.__setattr__(out, "tgt_device", device)
+    object.__setattr__(out, "tgt_dtype", dtype)
+    object.__setattr__(out, "tgt_shape", shape)
+    object.__setattr__(out, "tgt_layout", layout)
+    object.__setattr__(out, "_batch_size", _NO_BATCH)
+    object.__setattr__(out, "_device", None)
     if layout is None and (device is None or device.type == "cpu"):
-        _set_host_dtype(out, dtype)
+        object.__setattr__(out, "_host_dtype", dtype)
     return out
 
 

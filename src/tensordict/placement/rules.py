@@ -142,7 +142,6 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(text, re.IGNORECASE)
 
 
-@lru_cache(maxsize=4096)
 def predicate(pattern: str) -> Callable[[str], Any]:
     """What tells whether a lower-case dotted path matches; plain text tests where they serve.
 
@@ -188,17 +187,29 @@ class Rule:
     pattern: str | Path
     target: Target = field(default_factory=Target)
     optional: bool = False
+    # Whether a lower-case dotted path matches; of an exact path nothing is asked.
+    test: Callable[[str], Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", Target.of(self.target))
-        if not isinstance(self.pattern, str):
+        if isinstance(self.pattern, str):
+            object.__setattr__(self, "test", predicate(self.pattern))
+        else:
             object.__setattr__(self, "pattern", path_of(self.pattern))
+            object.__setattr__(self, "test", _never)
+
+    def __reduce__(self) -> Any:
+        return Rule, (self.pattern, self.target, self.optional)
 
     def matches(self, path: Path) -> bool:
         """Whether the leaf at ``path`` is meant."""
         if isinstance(self.pattern, tuple):
             return self.pattern == path
-        return bool(predicate(self.pattern)(dotted(path).lower()))
+        return bool(self.test(dotted(path).lower()))
+
+
+def _never(path: str) -> bool:
+    return False
 
 
 def rules_of(rules: Any) -> tuple[Rule, ...]:
@@ -227,7 +238,7 @@ class RuleSet:
             if isinstance(rule.pattern, tuple):
                 self._exact.setdefault(rule.pattern, []).append(index)
             else:
-                self._tests.append((index, predicate(rule.pattern)))
+                self._tests.append((index, rule.test))
 
     def matching(self, path: Path) -> list[Rule]:
         """The rules that match a path, the last one (the strongest) first."""
