@@ -7,7 +7,6 @@ taken up again by the same call.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -25,6 +24,11 @@ from ..errors import FileFormatError, TensorDictError
 from ..placement.casts import CastCounts, Loss, can_lose, measure_cast
 from ..storage.safetensors import Entry, Header
 from ..storage.weight_files import NewFile, WeightFiles, new_file
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: two conversions at once are the caller's to avoid
+    fcntl = None  # type: ignore[assignment]
 
 # Bytes at work for each byte read: the piece, its cast, and what measuring makes of it.
 _WORK = 24
@@ -236,7 +240,8 @@ def _write(fd: int, view: memoryview) -> None:
 def _only_one(folder: Path) -> Iterator[None]:
     with open(folder / "lock", "w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise TensorDictError(f"{folder}: another conversion is writing there") from None
         yield
