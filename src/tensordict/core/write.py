@@ -332,6 +332,9 @@ def fill(
     from .._keys import path_of
 
     for key, value in source.items():
+        if type(key) is str:
+            node._store(key, entry_of(node, value, (*path, key), non_blocking))
+            continue
         below = path_of(key)
         target, rest = (node, below) if len(below) == 1 else resolve(node, below)
         commit(target, rest, entry_of(target, value, (*path, *below), non_blocking))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._keys import unravel_key_to_tuple
 from .._typing import NestedKey, Path
-from ..core.leaf import Leaf, NonTensorDataBase
+from ..core.leaf import NonTensorDataBase
 from ..core.node import Entry, Node
 from ..core.write import contains, resolve
 
@@ -38,81 +38,25 @@ def is_leaf_nontensor(cls: type) -> bool:
     return not issubclass(cls, Node)
 
 
-class _View:
-    """What the three views share: which entries they cover, and in which order."""
+class KeysView(Set):
+    """The names of one level; compares and combines like a set, iterates in order."""
 
-    __slots__ = ("_include_nested", "_is_leaf", "_leaves_only", "_node", "_sort")
+    __slots__ = ("_node",)
 
-    def __init__(
-        self,
-        node: Node,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        sort: bool = False,
-    ) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
-        self._include_nested = include_nested
-        self._leaves_only = leaves_only
-        self._is_leaf = is_leaf
-        self._sort = sort
-
-    def _walk(self) -> Iterator[tuple[NestedKey, Entry]]:
-        if not self._include_nested and not self._leaves_only:
-            pairs: Any = self._node._items()
-        elif not self._include_nested:
-            is_leaf = self._is_leaf or default_is_leaf
-            pairs = ((k, e) for k, e in self._node._items() if is_leaf(type(e)))
-        else:
-            pairs = []
-            is_leaf = self._is_leaf or default_is_leaf
-            _nested(self._node, (), self._leaves_only, is_leaf, pairs)
-        if self._sort:
-            return iter(sorted(pairs, key=lambda pair: _sort_key(pair[0])))
-        return iter(pairs)
-
-    def __len__(self) -> int:
-        if not self._include_nested and not self._leaves_only:
-            return len(self._node._names())
-        return sum(1 for _ in self._walk())
-
-
-class KeysView(_View, Set):
-    """The keys of a tensordict; compares and combines like a set, iterates in order."""
-
-    __slots__ = ()
 
     def __contains__(self, key: object) -> bool:
-        if type(key) is str and not self._leaves_only:
+        if type(key) is str:
             return key in self._node._names()
         path = unravel_key_to_tuple(key)
-        if not path or (len(path) > 1 and not self._include_nested):
-            return False
-        if not self._leaves_only:
-            return contains(self._node, path)
-        if not contains(self._node, path):
-            return False
-        holder, rest = resolve(self._node, path)
-        return (self._is_leaf or default_is_leaf)(_class(holder, rest[0]))
+        return len(path) == 1 and contains(self._node, path)
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._include_nested and not self._leaves_only:
-            names = self._node._names()
-            return iter(sorted(names) if self._sort else names)
-        # By class: an entry of a stack is not read (it may be ragged) to be named.
-        is_leaf = self._is_leaf or default_is_leaf
-        if not self._include_nested:
-            node = self._node
-            keys: Any = [name for name in node._names() if is_leaf(_class(node, name))]
-        else:
-            keys = []
-            _nested_keys(self._node, (), self._leaves_only, is_leaf, keys)
-        return iter(sorted(keys, key=_sort_key) if self._sort else keys)
+        return iter(self._node._names())
 
     def __len__(self) -> int:
-        if not self._include_nested and not self._leaves_only:
-            return len(self._node._names())
-        return sum(1 for _ in self)
+        return len(self._node._names())
 
     @classmethod
     def _from_iterable(cls, it: Any) -> Any:
@@ -122,28 +66,125 @@ class KeysView(_View, Set):
         return f"{type(self).__name__}({list(self)})"
 
 
-class ValuesView(_View):
-    """The entries of a tensordict."""
+class ValuesView:
+    """The entries of one level."""
 
-    __slots__ = ()
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     def __iter__(self) -> Iterator[Any]:
-        return (entry for _, entry in self._walk())
+        return iter([entry for _, entry in self._node._items()])
+
+    def __len__(self) -> int:
+        return len(self._node._names())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)})"
 
 
-class ItemsView(_View):
-    """Pairs of key and entry."""
+class ItemsView(ValuesView):
+    """Pairs of name and entry of one level."""
 
     __slots__ = ()
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return self._walk()
+        return iter(self._node._items())
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self)})"
+
+class _Chosen:
+    """What a view of several levels, of leaves alone, or in sorted order covers."""
+
+    _node: Node
+    _include_nested: bool
+    _leaves_only: bool
+    _is_leaf: IsLeaf
+    _sort: bool
+
+    def __init__(
+        self,
+        node: Node,
+        include_nested: bool,
+        leaves_only: bool,
+        is_leaf: IsLeaf | None,
+        sort: bool,
+    ) -> None:
+        self._node = node
+        self._include_nested = include_nested
+        self._leaves_only = leaves_only
+        self._is_leaf = is_leaf or default_is_leaf
+        self._sort = sort
+
+    def _pairs(self) -> list[tuple[NestedKey, Entry]]:
+        pairs: list[tuple[NestedKey, Entry]] = []
+        if self._include_nested:
+            _nested(self._node, (), self._leaves_only, self._is_leaf, pairs)
+        elif self._leaves_only:
+            is_leaf = self._is_leaf
+            pairs += [(k, e) for k, e in self._node._items() if is_leaf(type(e))]
+        else:
+            pairs += self._node._items()
+        if self._sort:
+            pairs.sort(key=lambda pair: _sort_key(pair[0]))
+        return pairs
+
+    def _keys(self) -> list[NestedKey]:
+        # By class: an entry of a stack is not read (it may be ragged) to be named.
+        node, is_leaf = self._node, self._is_leaf
+        keys: list[NestedKey] = []
+        if self._include_nested:
+            _nested_keys(node, (), self._leaves_only, is_leaf, keys)
+        elif self._leaves_only:
+            keys += [name for name in node._names() if is_leaf(_class(node, name))]
+        else:
+            keys += node._names()
+        if self._sort:
+            keys.sort(key=_sort_key)
+        return keys
+
+
+class ChosenKeysView(_Chosen, KeysView):
+    """The keys of several levels, of leaves alone, or in sorted order."""
+
+    def __contains__(self, key: object) -> bool:
+        if type(key) is str and not self._leaves_only:
+            return key in self._node._names()
+        path = unravel_key_to_tuple(key)
+        if not path or (len(path) > 1 and not self._include_nested):
+            return False
+        if not contains(self._node, path):
+            return False
+        if not self._leaves_only:
+            return True
+        holder, rest = resolve(self._node, path)
+        return self._is_leaf(_class(holder, rest[0]))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._keys())
+
+    def __len__(self) -> int:
+        return len(self._keys())
+
+
+class ChosenValuesView(_Chosen, ValuesView):
+    """The entries of several levels, of leaves alone, or in sorted order of their keys."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([entry for _, entry in self._pairs()])
+
+    def __len__(self) -> int:
+        return len(self._keys())
+
+
+class ChosenItemsView(_Chosen, ItemsView):
+    """Pairs of key and entry of several levels, of leaves alone, or in sorted order."""
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return iter(self._pairs())
+
+    def __len__(self) -> int:
+        return len(self._keys())
 
 
 def _class(node: Node, name: str) -> type:
@@ -196,13 +237,3 @@ def _nested(
 
 def _sort_key(key: NestedKey) -> Path:
     return (key,) if isinstance(key, str) else key
-
-
-__all__ = [
-    "ItemsView",
-    "KeysView",
-    "Leaf",
-    "ValuesView",
-    "default_is_leaf",
-    "is_leaf_nontensor",
-]

@@ -165,17 +165,24 @@ def unflatten(node: Node, separator: str) -> dict[str, Entry]:
     out = node._like({})
     for name, entry in node._items():
         path = tuple(name.split(separator))
-        try:
-            clash = write.fetch(out, path)
-        except MissingKeyError as err:
-            raise MissingKeyError(f"Cannot unflatten {name!r}: {err}") from None
-        if clash is not None:
+        holder: Node = out
+        for i, part in enumerate(path[:-1]):
+            below = holder._fetch(part)
+            if below is None:
+                below = holder._child()
+                holder._store(part, below)
+            elif not isinstance(below, Node):
+                raise MissingKeyError(
+                    f"Cannot unflatten {name!r}: {write.not_a_node(path, i, below)}"
+                )
+            holder = below
+        if path[-1] in holder._names():
             raise MissingKeyError(
                 f"Cannot unflatten {name!r}: there is already an entry {short(path)!r}."
             )
         if isinstance(entry, Node):
             entry = rekey(entry, partial(unflatten, separator=separator))
-        write.commit(out, path, entry)
+        holder._store(path[-1], entry)
     return dict(out._items())
 
 

@@ -18,7 +18,14 @@ from ..core.undo import itself, remember
 from ..errors import LockedError, MissingKeyError, StateError
 from . import keysets, update
 from .indexing import index_entry, read_rows
-from .keys import ItemsView, KeysView, ValuesView
+from .keys import (
+    ChosenItemsView,
+    ChosenKeysView,
+    ChosenValuesView,
+    ItemsView,
+    KeysView,
+    ValuesView,
+)
 from .ragged import read_as
 from .row_writes import write_rows
 
@@ -153,7 +160,9 @@ class MappingMethods(Node):
             is_leaf: test on the class of an entry.
             sort: sorted by key.
         """
-        return KeysView(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort:
+            return ChosenKeysView(self, include_nested, leaves_only, is_leaf, sort)
+        return KeysView(self)
 
     def values(
         self,
@@ -164,7 +173,9 @@ class MappingMethods(Node):
         sort: bool = False,
     ) -> ValuesView:
         """A view of the entries; arguments as in `keys`."""
-        return ValuesView(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort:
+            return ChosenValuesView(self, include_nested, leaves_only, is_leaf, sort)
+        return ValuesView(self)
 
     def items(
         self,
@@ -175,11 +186,13 @@ class MappingMethods(Node):
         sort: bool = False,
     ) -> ItemsView:
         """A view of (key, entry) pairs; arguments as in `keys`."""
-        return ItemsView(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort:
+            return ChosenItemsView(self, include_nested, leaves_only, is_leaf, sort)
+        return ItemsView(self)
 
     def non_tensor_items(self, include_nested: bool = False) -> list[tuple[NestedKey, Any]]:
         """Pairs of key and `NonTensorData` / `NonTensorStack`."""
-        view = ItemsView(self, include_nested)
+        view = self.items(include_nested)
         return [(key, entry) for key, entry in view if isinstance(entry, NonTensorDataBase)]
 
     @property

@@ -33,7 +33,7 @@ from ..core.traverse import (
 )
 from ..core.write import commit, fetch
 from ..errors import BatchSizeError, EntryTypeError, ShapeError, StructureError
-from .keys import ItemsView
+from .keys import ChosenItemsView
 from .shape import Expand
 
 # A number, or one tensor for each leaf.
@@ -240,7 +240,7 @@ def joined(node: Any, other: Any, fn: Callable[[Any, Any], Tensor], default: Any
 
     out = zip_map(node, (other,), visit, build)
     if keep:
-        for key, y in ItemsView(other, True, True):
+        for key, y in ChosenItemsView(other, True, True, None, False):
             path = path_of(key)
             if isinstance(y, Tensor) and fetch(node, path) is None:
                 commit(out, path, fn(_default(default, node, y), y))

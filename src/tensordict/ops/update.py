@@ -16,8 +16,9 @@ from ..core.node import Entry, Node
 from ..errors import BatchSizeError, ShapeError, StructureError
 from .inplace import copy_each
 
-# A write that was checked: into a node, or into the memory of a tensor.
-Store: TypeAlias = tuple[Node, Path, Entry]
+# A write that was checked: into a node, or into the memory of a tensor.  A name instead of a
+# path is one of a plain, unlocked node.
+Store: TypeAlias = tuple[Node, "Path | str", Entry]
 Copy: TypeAlias = tuple[Tensor, Tensor]
 
 
@@ -38,8 +39,8 @@ class Writes:
             targets, values = zip(*self.copies)
             copy_each(targets, values, self.non_blocking)
         for node, path, entry in self.stores:
-            if len(path) == 1 and node._lock is None:
-                node._store(path[0], entry)
+            if isinstance(path, str):
+                node._store(path, entry)
             else:
                 write.commit(node, path, entry)
 
@@ -131,6 +132,7 @@ class Writes:
         )
         if plain and isinstance(source, Node) and source._batch_size == batch:
             ndim = 0  # checked when it was written to the source
+        append = self.stores.append
         for key, value in items_of(source):
             if (
                 plain
@@ -138,7 +140,7 @@ class Writes:
                 and type(key) is str
                 and (not ndim or value.shape[:ndim] == batch)
             ):
-                self.stores.append((node, (key,), value))
+                append((node, key, value))
                 continue
             path = path_of(key)
             below = _below(keep, path)
