@@ -166,6 +166,8 @@ class Permute(StructuralOp):
         return [*[names[i] for i in self.dims], *names[len(self.dims) :]]
 
     def leaf(self, x: Tensor) -> Tensor:
+        if not x.ndim:
+            return x  # torch takes no empty list of dimensions one by one
         return x.permute(*self.dims, *range(len(self.dims), x.ndim))
 
     def inverse(self, batch: Size) -> StructuralOp:
