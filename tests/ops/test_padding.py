@@ -343,3 +343,12 @@ def test_check_batch_op_notices_other_rows():
     td = TensorDict({"a": torch.arange(3)}, [3])
     with pytest.raises(AssertionError):
         check_batch_op(td, td.flip(0), lambda x, tail: x)
+
+
+def test_a_subclass_is_unpacked_as_it_was():
+    class Mine(TensorDict):
+        pass
+
+    flat_tensor, layout = Mine({"a": torch.zeros(2, 3)}, [2]).pack()
+    assert layout.cls is Mine and type(layout.unpack(flat_tensor)) is Mine
+    assert ONE.pack()[1].cls is None

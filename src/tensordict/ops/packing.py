@@ -33,6 +33,7 @@ class PackLayout:
         dim: the packed dimension, counted from the end (negative).
         nested: (path, further batch sizes, names of these) of nested tensordicts.
         device: device attribute of the tensordict.
+        cls: class of the tensordict where it is a subclass of `TensorDict`.
     """
 
     keys: tuple[NestedKey, ...]
@@ -40,6 +41,7 @@ class PackLayout:
     dim: int
     nested: tuple[tuple[Path, Size, Any], ...] = ()
     device: torch.device | None = None
+    cls: Any = None
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -81,7 +83,7 @@ class PackLayout:
         batch = flat.shape[:-1]
         parts = flat.split([math.prod(shape) for shape in self.shapes], -1) if self.keys else ()
         make = node_class("dense")
-        out = make._new({}, batch, None, self.device)
+        out = (self.cls or make)._new({}, batch, None, self.device)
         empty: dict[Path, Any] = {}
         for path, tail, names in self.nested:
             given = None if names is None else named([*[None] * len(batch), *names])
@@ -163,7 +165,13 @@ def _layout_of(node: Node, entries: list[tuple[Path, Any]], dim: int) -> PackLay
         dim,
         tuple(nested),
         node._device,
+        _subclass(node),
     )
+
+
+def _subclass(node: Node) -> Any:
+    plain = node_class("dense")
+    return type(node) if isinstance(node, plain) and type(node) is not plain else None
 
 
 def _ordered(entries: list[tuple[Path, Any]], layout: PackLayout, n: int) -> list[Any]:
