@@ -50,10 +50,10 @@ def good_frame():
 
 
 def frame_of(header, schema, payload):
-    frame = wire.eager_frame(header, schema[: wire.EAGER_NBYTES - 64])
+    frame = wire.eager_frame(header, schema[: wire.EAGER_ROOM])
     start = wire.payload_start(64 + len(schema))
     frame[start : start + len(payload)] = payload
-    return bytearray(frame[: wire.EAGER_NBYTES].ljust(wire.EAGER_NBYTES, b"\0"))
+    return wire.seal(bytearray(frame[: wire.EAGER_NBYTES].ljust(wire.EAGER_NBYTES, b"\0")))
 
 
 def seal(frame):
@@ -68,7 +68,7 @@ def mutate(rng, header, schema, payload):
         frame = frame_of(header, schema, payload)
         for _ in range(rng.randint(1, 4)):
             frame[rng.randrange(len(frame))] ^= rng.randint(1, 255)
-        return frame
+        return wire.seal(frame) if rng.random() < 0.5 else frame
     if how == 1:  # any header byte, sealed
         frame = frame_of(header, schema, payload)
         frame[rng.randrange(60)] = rng.randrange(256)

@@ -80,6 +80,17 @@ def test_a_sealed_header_of_another_protocol_is_refused(at, value, text):
         wire.parse_header(resealed(packed))
 
 
+def test_a_cut_or_changed_message_is_noticed():
+    header = Header(Kind.DATA, schema_nbytes=3, inline_schema=True)
+    for frame in (wire.eager_frame(header, b"abc"), wire.reply_frame(Kind.REFUSE, b"because")):
+        wire.check_seal(bytes(frame))
+        for at in (64, 70, len(frame) - 5, len(frame) - 1):
+            changed = bytearray(frame)
+            changed[at] ^= 1
+            with pytest.raises(WireError, match="cut or changed"):
+                wire.check_seal(bytes(changed))
+
+
 def test_a_short_header_is_refused():
     with pytest.raises(WireError, match="64 bytes, got 10"):
         wire.parse_header(b"TDXF\x01\x00....")

@@ -205,6 +205,8 @@ CORRUPT = {
     "digest": (0, lambda raw: _flip(raw, 30)),
     "magic": (0, lambda raw: _flip(raw, 0)),
     "schema": (1, lambda raw: _flip(raw, 100)),
+    "truncated schema": (1, lambda raw: raw[: len(raw) // 2].clone()),
+    "truncated frame": (0, lambda raw: raw[:200].clone()),
     "other major version": (0, lambda raw: _version(raw)),
 }
 
@@ -233,7 +235,7 @@ def _corrupt(rank, size, name):
             faulty = FaultyTransport(transport, Fault(at, "change", change=change))
             send(td, 1, transport=faulty)
         else:
-            recv(0, out=None if name == "schema" else td)
+            recv(0, out=None if "schema" in name else td)
     assert time.monotonic() - start < 2
     if rank == 1:
         assert untouched(td)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
-from tensordict.distributed import broadcast, recv, send
+from tensordict.distributed import broadcast, recv, send, sendrecv
 from tensordict.distributed.testing import run_ranks
 from tensordict.errors import SchemaMismatch, TransferError
 
@@ -292,3 +292,22 @@ def _shards(rank, size):
 
 def test_shards_travel_with_their_layout():
     run_ranks(_shards, 2, reuse=False)
+
+
+def _ring(rank, size, name):
+    make = globals()[name]
+    mine = make(torch.float32, rank)
+    want = make(torch.float32, (rank - 1) % size)
+    for _ in range(2):
+        got = sendrecv(mine, (rank + 1) % size, (rank - 1) % size)
+        assert picture(got) == picture(want)
+    out = make(torch.float32, 99)
+    sendrecv(mine, (rank + 1) % size, (rank - 1) % size, out=out)
+    assert picture(out) == picture(want)
+    return True
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("name", ["many", "large", "values", "nested_stack", "typed"])
+def test_every_rank_of_a_ring_sends_and_receives(name, size):
+    assert run_ranks(_ring, size, name) == [True] * size

@@ -228,6 +228,7 @@ class Link:
         self.wait(work)
         data = buffer.numpy().tobytes()
         header = wire.parse_header(data)
+        wire.check_seal(data)
         if header.kind is Kind.REFUSE:
             raise self._reason(header, data)
         if header.kind not in allowed:
@@ -237,7 +238,7 @@ class Link:
     def _reason(self, header: Header, data: bytes) -> TransferError:
         n = header.schema_nbytes
         if header.inline_schema:
-            return decode_error(data[wire.HEADER_NBYTES :][: min(n, wire.REPLY_NBYTES)])
+            return decode_error(data[wire.HEADER_NBYTES :][: min(n, wire.REPLY_ROOM)])
         if n > self.request.limits.max_schema_nbytes:
             return WireError(f"the peer refuses with a reason of {n} bytes", 8)
         buffer, work = self._expect(n, _REPLY)

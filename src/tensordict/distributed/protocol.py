@@ -117,7 +117,7 @@ def _send_error(link: Link, error: Exception) -> None:
 
 
 def _error_body(error: Exception) -> bytes:
-    room = wire.EAGER_NBYTES - wire.HEADER_NBYTES
+    room = wire.EAGER_ROOM
     body = encode_error(error, room)
     if len(body) > room:
         body = encode_error(TransferError(str(error)[:500]), room)
@@ -127,11 +127,11 @@ def _error_body(error: Exception) -> bytes:
 def _send(link: Link, payload: _Payload) -> None:
     request = link.request
     header, schema, ready = _announce(request, payload)
-    frame = wire.eager_frame(header, schema)
-    if header.inline_payload and payload.nbytes:
-        start = wire.payload_start(wire.HEADER_NBYTES + len(schema))
+    inline = b""
+    if header.inline_payload:
         packed = payload.packed() if ready is None else ready[0]
-        frame[start : start + payload.nbytes] = packed.numpy().tobytes()
+        inline = packed.numpy().tobytes()
+    frame = wire.eager_frame(header, schema, inline)
     if not request.strict:
         _send_unasked(link, frame, header, payload, ready)
         return
@@ -161,12 +161,12 @@ def _announce(request: Request, payload: _Payload) -> tuple[Header, bytes, _Read
         checksum=request.checksum,
     )
     schema = b""
-    fits = len(entry.data) <= wire.EAGER_NBYTES - wire.HEADER_NBYTES
+    fits = len(entry.data) <= wire.EAGER_ROOM
     acked = request.strict and request.endpoint.is_acked(request.peer, entry.digest)
     if fits and not acked:
         schema, header = entry.data, replace(header, inline_schema=True)
     start = wire.payload_start(wire.HEADER_NBYTES + len(schema))
-    if not entry.packing.large and start + payload.nbytes <= wire.EAGER_NBYTES:
+    if not entry.packing.large and start + payload.nbytes <= wire.EAGER_NBYTES - wire.SEAL_NBYTES:
         header = replace(header, inline_payload=True)
     if request.checksum is not Checksum.NONE:
         ready = payload.packed(), payload.large()
@@ -273,6 +273,7 @@ def _refused(link: Link, header: Header, error: Exception) -> Exception:
 def _read_frame(link: Link, data: Any) -> Header:
     try:
         header = wire.parse_header(data[: wire.HEADER_NBYTES].tobytes())
+        wire.check_seal(data.tobytes())
         wire.check_limits(header, link.request.limits)
         if header.kind not in (Kind.DATA, Kind.ERROR):
             raise WireError(f"a frame of kind {header.kind.name} cannot start an exchange", 6)

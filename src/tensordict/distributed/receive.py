@@ -8,7 +8,7 @@ arrived and was verified.  Until then nothing that the user sees has changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from .endpoint import Known
 from .link import Link, Request
 from .packing import formatted, take_apart
 from .schema import COMPOSITE, NODE, TENSOR, VALUE, Composite, Schema, differences, places
+
+# A guess that is wrong costs its memory for the length of one exchange.
+_GUESS_BELOW: Final = 16 << 20
 
 
 class Landing(Protocol):
@@ -74,7 +77,9 @@ class New:
     def look(self, request: Request) -> Exception | None:
         """Lay out what the peer will probably send, since there is nothing else to do."""
         entry = request.endpoint.expected(request.peer)
-        if entry is not None and not entry.schema.values and not entry.packing.large:
+        if entry is None or entry.schema.values or entry.packing.large:
+            return None
+        if entry.packing.packed_nbytes <= _GUESS_BELOW:
             landing = _NewLanding(self, entry, 0)
             landing.prepare()
             self._guess = entry, landing

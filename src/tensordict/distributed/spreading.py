@@ -77,9 +77,9 @@ def _broadcast_from(round_: Round, source: int, td: Node | None) -> None:
         )
     except Exception as caught:
         error = caught
-        body = encode_error(caught, wire.EAGER_NBYTES - wire.HEADER_NBYTES)
+        body = encode_error(caught, wire.EAGER_ROOM)
         header = Header(Kind.ERROR, schema_nbytes=len(body))
-    fits = len(body) <= wire.EAGER_NBYTES - wire.HEADER_NBYTES
+    fits = len(body) <= wire.EAGER_ROOM
     header = Header(
         header.kind, header.schema_nbytes, header.payload_nbytes, header.digest, inline_schema=fits
     )
@@ -104,6 +104,7 @@ def _broadcast_to(round_: Round, source: int, device: torch.device | None) -> No
     error: Exception | None = None
     header = wire.parse_header(frame.numpy()[: wire.HEADER_NBYTES].tobytes())
     try:
+        wire.check_seal(frame.numpy().tobytes())
         wire.check_limits(header, round_.limits)
         text = _broadcast_schema(round_, source, header, frame)
         if header.kind is Kind.ERROR:

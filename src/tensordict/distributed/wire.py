@@ -28,6 +28,9 @@ MINOR: Final = 0
 HEADER_NBYTES: Final = 64
 EAGER_NBYTES: Final = 4096
 REPLY_NBYTES: Final = 512
+SEAL_NBYTES: Final = 4
+EAGER_ROOM: Final = EAGER_NBYTES - HEADER_NBYTES - SEAL_NBYTES
+REPLY_ROOM: Final = REPLY_NBYTES - HEADER_NBYTES - SEAL_NBYTES
 DIGEST_NBYTES: Final = 16
 NO_DIGEST: Final = b"\0" * DIGEST_NBYTES
 
@@ -214,8 +217,25 @@ def check_limits(header: Header, limits: Limits) -> None:
         end += header.schema_nbytes
     if header.inline_payload:
         end = payload_start(end) + header.payload_nbytes
-    if end > EAGER_NBYTES:
+    if end > EAGER_NBYTES - SEAL_NBYTES:
         raise WireError(f"inline parts end at byte {end} of a frame of {EAGER_NBYTES}", 8)
+
+
+def seal(frame: bytearray) -> bytearray:
+    """End a frame or an answer with the crc32 of what follows its header."""
+    frame[-SEAL_NBYTES:] = _CRC.pack(zlib.crc32(memoryview(frame)[HEADER_NBYTES:-SEAL_NBYTES]))
+    return frame
+
+
+def check_seal(data: bytes) -> None:
+    """Refuse a frame or an answer of which a part was lost or changed.
+
+    Raises:
+        WireError: what follows the header is not what was sealed.
+    """
+    body = memoryview(data)[HEADER_NBYTES:-SEAL_NBYTES]
+    if _CRC.unpack(data[-SEAL_NBYTES:])[0] != zlib.crc32(body):
+        raise WireError("the message was cut or changed", len(data) - SEAL_NBYTES)
 
 
 def payload_start(end: int) -> int:
@@ -270,21 +290,25 @@ def checksum_of(kind: Checksum, parts: list[np.ndarray]) -> int:
     return state
 
 
-def eager_frame(header: Header, schema: bytes = b"") -> bytearray:
-    """A frame of `EAGER_NBYTES` with the header and an inline schema or body."""
+def eager_frame(header: Header, schema: bytes = b"", payload: bytes = b"") -> bytearray:
+    """A sealed frame of `EAGER_NBYTES` with an inline schema (or body) and payload."""
     frame = bytearray(EAGER_NBYTES)
     frame[:HEADER_NBYTES] = header.pack()
-    frame[HEADER_NBYTES : HEADER_NBYTES + len(schema)] = schema
-    return frame
+    end = HEADER_NBYTES + len(schema)
+    frame[HEADER_NBYTES:end] = schema
+    if payload:
+        start = payload_start(end)
+        frame[start : start + len(payload)] = payload
+    return seal(frame)
 
 
 def reply_frame(kind: Kind, body: bytes = b"", *, digest: bytes = NO_DIGEST) -> bytearray:
     """An answer of `REPLY_NBYTES`; a body too long for it is announced, not carried."""
-    inline = len(body) <= REPLY_NBYTES - HEADER_NBYTES
+    inline = len(body) <= REPLY_ROOM
     frame = bytearray(REPLY_NBYTES)
     frame[:HEADER_NBYTES] = Header(
         kind, schema_nbytes=len(body), inline_schema=inline, digest=digest
     ).pack()
     if inline:
         frame[HEADER_NBYTES : HEADER_NBYTES + len(body)] = body
-    return frame
+    return seal(frame)
