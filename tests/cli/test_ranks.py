@@ -62,11 +62,12 @@ def test_results_and_events_come_back():
 def test_a_rank_that_ends_is_named_at_once(task, text):
     start = time.monotonic()
     with pytest.raises(RankError, match=text):
-        run_ranks(task, 2, timeout=60)
-    assert time.monotonic() - start < 30  # far from the timeout: nobody waited for the dead
+        run_ranks(task, 2, timeout=200)
+    assert time.monotonic() - start < 150  # not the timeout: nobody waited for the dead
 
 
 def test_a_rank_that_hangs_is_ended():
+    run_ranks(exchange, 2, (5,))  # starting the server that forks ranks takes longer than this
     pids = []
     with pytest.raises(RankError, match="rank 0 was not done after 6 s"):
         run_ranks(stay, 2, timeout=6, on_event=lambda rank, pid: pids.append(pid))

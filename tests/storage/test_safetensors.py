@@ -271,6 +271,14 @@ def test_files_that_are_not_files(tmp_path):
     assert out.stdout == "refused\n", out.stderr
 
 
+def test_a_large_hostile_header_is_refused_in_linear_time(tmp_path):
+    # 200,000 keys, the last of which stands twice: a quadratic search would take hours.
+    keys = [f'"{i}":0' for i in range(200_000)] + ['"199999":0']
+    path = write(tmp_path / "x.safetensors", ("{" + ",".join(keys) + "}").encode())
+    with pytest.raises(FileFormatError, match="'199999' stands twice"):
+        read_header(path)
+
+
 def test_hostile_names_stay_on_one_short_line(tmp_path):
     name = "x\n\x1b[2J" * 1000
     path = write(tmp_path / "x.safetensors", {name: info("F33")}, bytes(8))
