@@ -6,9 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.multiproc.engines import KINDS, PLAN, Model, engine, extents, new_model
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from tensordict.distributed import reshard
+from tensordict.distributed.golden import shard
 from tensordict.distributed.testing import run_ranks
 from tensordict.placement import (
     layouts_of,
@@ -156,3 +159,23 @@ def in_a_subgroup(rank, size):
 
 def test_sub_groups():
     assert all(run_ranks(in_a_subgroup, 4))
+
+
+def by_distribute_tensor(rank, size):
+    """Layouts against the local tensors of ``distribute_tensor``, uneven and strided ones too."""
+    meshes = [init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))]
+    for shape, mesh in itertools.product([(8, 6), (7, 5), (3, 1), (2, 9)], meshes):
+        kinds = [Replicate(), Shard(0), Shard(1)]
+        every = list(itertools.product(kinds, repeat=mesh.ndim))
+        if mesh.ndim == 2:
+            every.append((_StridedShard(0, split_factor=2), Shard(0)))
+        whole = torch.arange(torch.Size(shape).numel()).view(shape)
+        for placements in every:
+            made = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+            layout = layouts_of({"w": made})["w"]
+            assert torch.equal(made.to_local(), shard(layout, whole)[rank]), (shape, placements)
+    return True
+
+
+def test_layouts_are_those_of_distribute_tensor():
+    assert all(run_ranks(by_distribute_tensor, 4))

@@ -9,9 +9,9 @@ from typing import Any
 from ..errors import TensorDictError
 from ..placement import CastPolicy, plan_moves
 from ..placement.names import size_text
-from ..storage.named import tree_of
+from ..storage.named import named_tensors, tree_of
 from ..storage.weight_files import read_weights
-from . import rank_side, source
+from . import publish, rank_side, source
 from .plan import plan_of
 from .progress import ProgressBar
 from .rank_side import RankReport
@@ -62,11 +62,33 @@ def run(args: argparse.Namespace) -> int:
             timeout=args.timeout,
             on_event=lambda rank, nbytes: bar.add(nbytes),
         )
-    return report(len(plan), total, sender, receiver)
+    report(len(plan), total, sender, receiver)
+    publish_weights(path, args)
+    ratio = sender.best_s / sender.flat_s
+    print(
+        f"{receiver.equal} of {len(plan)} leaves bit-equal on rank 1: {size_text(total)} in "
+        f"{sender.best_s * 1e3:.1f} ms, {ratio:.2f}x one flat send"
+    )
+    return 0
 
 
-def report(leaves: int, total: int, sender: RankReport, receiver: RankReport) -> int:
-    """Print the figures and the verdict."""
+def publish_weights(path: Path | None, args: argparse.Namespace) -> None:
+    """The second half: from shards of two trainers to those of two servers."""
+    print("\nRow shards on ranks 0 and 1 become bfloat16 tensor-parallel ones on ranks 2 and 3:")
+    plan = publish.plan_publication(named_tensors(source.load(path)))
+    publish.show_plan(plan)
+    results = run_ranks(
+        publish.rank_main, 4, (path, plan.hash), port=args.port, timeout=args.timeout
+    )
+    publish.report(plan, results)
+
+
+def report(leaves: int, total: int, sender: RankReport, receiver: RankReport) -> None:
+    """Print the figures of the exchange.
+
+    Raises:
+        TensorDictError: when a leaf arrived with other bits.
+    """
     print(f"converted in {sender.convert_s * 1e3:.1f} ms")
     print(
         f"sent {size_text(total)}: first {sender.first_s * 1e3:.1f} ms, "
@@ -77,9 +99,3 @@ def report(leaves: int, total: int, sender: RankReport, receiver: RankReport) ->
         names = ", ".join(receiver.different[:5])
         n = len(receiver.different)
         raise TensorDictError(f"{n} of {leaves} leaves arrived with other bits: {names}")
-    ratio = sender.best_s / sender.flat_s
-    print(
-        f"{receiver.equal} of {leaves} leaves bit-equal on rank 1: {size_text(total)} in "
-        f"{sender.best_s * 1e3:.1f} ms, {ratio:.2f}x one flat send"
-    )
-    return 0

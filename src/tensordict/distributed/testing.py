@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .golden import golden_reshard, simulate_reshard
 from .loopback import LoopbackGroup, LoopbackTransport
 from .ranks import RankFailed, close_pools, run_ranks
 from .transport import Capabilities, Transport, Work
@@ -39,7 +40,9 @@ __all__ = [
     "Message",
     "RankFailed",
     "close_pools",
+    "golden_reshard",
     "run_ranks",
+    "simulate_reshard",
 ]
 
 
