@@ -61,6 +61,7 @@ from .storage.consolidated_file import read_consolidated as from_consolidated
 from .storage.named import from_safetensors, to_safetensors
 from .tensorclass import TensorClass, is_tensorclass
 from .typed.dataclasses import from_dataclass
+from .typed.schema import TypedTensorDict
 from .typed.tensorclass import tensorclass  # takes the name of the module just imported
 
 __version__ = "0.16.0"
@@ -81,6 +82,7 @@ __all__ = [
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",
+    "TypedTensorDict",
     "UnbatchedTensor",
     "assert_allclose_td",
     "assert_close",

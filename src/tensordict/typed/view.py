@@ -184,7 +184,7 @@ class TypedView(NodeMethods):
 
     # --- keys: fields are read as attributes ----------------------------------------------
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Self:
         """The rows that ``index`` selects.
 
         Raises:
@@ -192,7 +192,8 @@ class TypedView(NodeMethods):
         """
         if isinstance(index, (str, tuple)) and is_key(index):
             raise _not_an_index(index)
-        return super().__getitem__(index)
+        out: Self = super().__getitem__(index)
+        return out
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Write into the rows that ``index`` selects."""
