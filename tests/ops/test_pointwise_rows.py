@@ -9,7 +9,7 @@ import torch
 
 from tensordict import TensorDict
 from tensordict.ops.build import torch_name
-from tensordict.ops.table import BINARY, COMPARISONS, TERNARY, UNARY
+from tensordict.ops.table import BINARY, COMPARISONS, TERNARY, UNARY, Binary, Ternary, Unary
 
 # Values on which an operation is defined.
 DOMAINS = {
@@ -171,6 +171,42 @@ def test_comparison(row):
                 assert torch.equal(flat(result)[key], op(x, z))
     right = op(torch.tensor([1, 4, 8]), td)
     assert torch.equal(right["n", "b"], op(torch.tensor([1, 4, 8]), td["n", "b"]))
+
+
+INPLACE = [row for row in (*UNARY, *BINARY) if row.inplace and hasattr(torch, f"{row.name}_")]
+
+
+@pytest.mark.parametrize("row", INPLACE, **ids)
+def test_in_place_functions_of_torch(row):
+    td = tree(row.domain)
+    others = () if row in UNARY else (tree(row.domain, extra=False),)
+    expected = getattr(td.clone(), f"{row.name}_")(*others)
+    assert getattr(torch, f"{row.name}_")(td, *others) is td
+    check(td, flat(expected), td)
+
+
+# Rows whose torch function has a gradient, on the domain of the row.
+SMOOTH = [
+    row
+    for row in (*UNARY, *BINARY, *TERNARY)
+    if row.domain not in ("int", "shift")
+    and not row.name.startswith(("is", "logical", "signbit", "heaviside", "nextafter", "angle"))
+    and row.name != "floor_divide"
+]
+
+
+@pytest.mark.parametrize("row", SMOOTH, **ids)
+def test_gradients(row):
+    n = {Unary: 0, Binary: 1, Ternary: 2}[type(row)]
+    td = tree(row.domain, extra=False).update({"d": DOMAINS[row.domain](3)}).requires_grad_()
+    others = [tree(row.domain, extra=False).update({"d": DOMAINS[row.domain](3)}) for _ in range(n)]
+    out = getattr(td, row.name)(*others)
+    out.backward(out.apply(torch.ones_like))
+    for key, x in flat(td).items():
+        leaf = x.detach().clone().requires_grad_()
+        y = getattr(torch, torch_name(row))(leaf, *[o.get(key) for o in others])
+        y.backward(torch.ones_like(y))
+        torch.testing.assert_close(x.grad, leaf.grad, rtol=0, atol=0, equal_nan=True)
 
 
 def test_table_has_no_name_twice():

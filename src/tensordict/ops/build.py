@@ -59,6 +59,13 @@ def install(cls: type, rows: Sequence[Row]) -> None:
             setattr(cls, name, method)
 
 
+def _implements_inplace(name: str, method: Method) -> None:
+    """The rule for ``torch.name_``, where torch has such a function."""
+    function = getattr(torch, f"{name}_", None)
+    if function is not None:
+        implements(function)(method)
+
+
 implements(torch.nn.functional.relu)(
     lambda input, inplace=False: input.relu_() if inplace else input.relu()
 )
@@ -126,6 +133,7 @@ def _unary(row: Unary) -> dict[str, Method]:
     implements(fn)(method)
     if row.inplace:
         made[f"{row.name}_"] = _unary_inplace(row)
+        _implements_inplace(row.name, made[f"{row.name}_"])
     return made
 
 
@@ -190,6 +198,7 @@ def _binary(row: Binary) -> dict[str, Method]:
         made[f"__r{row.dunder}__"] = _alias(forward) if commutes else swapped
     if row.inplace:
         inplace = made[f"{name}_"] = _binary_inplace(row)
+        _implements_inplace(name, inplace)
         if row.dunder:
             made[f"__i{row.dunder}__"] = _inplace_operator(inplace)
 
@@ -364,6 +373,7 @@ def _ternary(row: Ternary) -> dict[str, Method]:
     implements(fn)(method)
     if row.inplace:
         made[f"{row.name}_"] = _ternary_inplace(row)
+        _implements_inplace(row.name, made[f"{row.name}_"])
     return made
 
 
