@@ -29,7 +29,7 @@ from ..core.traverse import (
 )
 from ..errors import EntryTypeError, StructureError, table_of
 from . import update
-from .inplace import copy_each, write_each
+from .inplace import copy_pairs, write_each
 from .metadata import check_names
 from .operands import grouped, run_grouped
 
@@ -251,11 +251,7 @@ def _copy_each(node: Node, source: Node, non_blocking: bool) -> bool:
         return False
     if not only_tensors(source):
         return False
-    for x, y in zip(xs, ys):
-        if x.shape != y.shape:
-            return False
-    copy_each(xs, ys, non_blocking)
-    return True
+    return copy_pairs(xs, ys, non_blocking)
 
 
 # --- apply ---------------------------------------------------------------------------

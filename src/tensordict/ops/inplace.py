@@ -61,6 +61,24 @@ def _half_differentiable(xs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]
     return any(x.requires_grad for part in (xs, *lists) for x in part)
 
 
+def copy_pairs(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool) -> bool:
+    """`copy_each` of pairs that may differ in shape; False, and nothing done, when one does."""
+    plain = True
+    for x, y in zip(targets, values):
+        if x.shape != y.shape:
+            return False
+        if x.requires_grad or not x.is_contiguous():
+            plain = False
+    if plain and grouped(targets):
+        try:
+            torch._foreach_copy_(targets, values, non_blocking)  # type: ignore[arg-type]
+            return True
+        except RuntimeError:  # a subclass, or gradients, without a rule: before anything is written
+            pass
+    copy_each(targets, values, non_blocking)
+    return True
+
+
 def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool) -> None:
     """Copy each value into its target; every pair is known to fit in shape.
 

@@ -105,23 +105,22 @@ def number_list(value: Any, xs: Sequence[Tensor]) -> list[Tensor] | None:
         return None
     if transforms() is not None or torch.compiler.is_compiling():
         return None
-    made: dict[torch.dtype, Tensor] = {}
-    out: list[Tensor] = []
-    for x in xs:
-        dtype = x.dtype
-        number = made.get(dtype)
-        if number is None:
-            target = dtype
-            if dtype is torch.int64:
-                target = dtype if kind is int else torch.get_default_dtype()
-            if target not in _EXACT:
-                return None
-            try:
-                number = made[dtype] = torch.scalar_tensor(value, dtype=target)
-            except (RuntimeError, OverflowError):  # too large for the dtype
-                return None
-        out.append(number)
-    return out
+    try:
+        dtypes = {x.dtype for x in xs}
+        if len(dtypes) == 1:
+            number = _number_like(value, kind, xs[0].dtype)
+            return None if number is None else [number] * len(xs)
+        made = {dtype: _number_like(value, kind, dtype) for dtype in dtypes}
+    except (RuntimeError, OverflowError):  # too large for a dtype
+        return None
+    out = [made[x.dtype] for x in xs]
+    return None if None in made.values() else out  # type: ignore[return-value]
+
+
+def _number_like(value: Any, kind: type, dtype: torch.dtype) -> Tensor | None:
+    if dtype is torch.int64 and kind is float:
+        dtype = torch.get_default_dtype()
+    return torch.scalar_tensor(value, dtype=dtype) if dtype in _EXACT else None
 
 
 _SMALL = 2048
