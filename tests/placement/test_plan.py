@@ -421,3 +421,21 @@ def test_what_a_plan_says_is_what_it_does(source, wanted, non_blocking):
             assert (out[key] is x) == (plan[key].kind is MoveKind.ALIAS)
             if out[key].device == CPU and non_blocking is not True:
                 assert bool((out[key] == 1).all())
+
+
+def test_trees_of_equal_names_and_leaves_but_another_nesting_are_told_apart():
+    x = torch.zeros(2)
+    one = TensorDict({"a": x, "b": {"x": torch.ones(2)}})
+    other = TensorDict({"a": {"x": torch.zeros(2)}, "b": torch.ones(2)})
+    plan = plan_moves(one, torch.float16)
+    with pytest.raises(PlanMismatch, match="4 leaves differ"):
+        plan.run(other)
+    swapped = TensorDict({"b": {"x": torch.ones(2)}, "a": x})
+    with pytest.raises(PlanMismatch, match="another order"):
+        plan.run(swapped)
+    param = TensorDict({"a": torch.nn.Parameter(torch.zeros(2)), "b": {"x": torch.ones(2)}})
+    assert plan.run(param)["a"].dtype is torch.float16
+    again = MovePlan.from_json(plan.to_json())
+    assert again.run(one)["b", "x"].dtype is torch.float16
+    with pytest.raises(PlanMismatch):
+        again.run(other)

@@ -15,7 +15,8 @@ from torch import Size, Tensor
 
 from .._keys import path_of, short
 from .._typing import NestedKey, Path
-from ..core.traverse import leaves_with_path, nodes
+from ..core.node import Node
+from ..core.traverse import leaves, leaves_with_path, nodes
 from ..device.kinds import MoveKind, is_accelerator
 from ..device.staging import StagingPool
 from ..errors import LockedError, MissingKeyError, PlanMismatch, SchemaMismatch, table_of
@@ -54,6 +55,8 @@ class MovePlan(PlanReport):
         target_device: The one device of all leaves, ``None`` when they differ.
         unmatched: Patterns and keys of the spec or policy that met no leaf.
         hidden: Tensors inside of non-tensor values; those with a route are moved too.
+        outline: What `outline_of` the tree was, to know it again fast; ``None`` for a plan that
+            was read or turned round.
         staging: Host buffers for copies that leaves share.
         pack_below: Leaves of fewer bytes share a copy.
     """
@@ -61,6 +64,7 @@ class MovePlan(PlanReport):
     __slots__ = (
         "hidden",
         "materialize",
+        "outline",
         "non_blocking",
         "pack_below",
         "paths",
@@ -84,6 +88,7 @@ class MovePlan(PlanReport):
         target_device: torch.device | None = None,
         unmatched: Sequence[Unmatched] = (),
         hidden: Sequence[HiddenTensor] = (),
+        outline: list[Any] | None = None,
         staging: StagingPool | None = None,
         pack_below: int = PACK_BELOW,
         materialize: Callable[[Path, TensorAttrs], Tensor] | None = None,
@@ -98,6 +103,7 @@ class MovePlan(PlanReport):
         self.unmatched = tuple(unmatched)
         self.materialize = materialize
         self.hidden = tuple(hidden)
+        self.outline = outline
         self.staging = staging
         self.pack_below = pack_below
 
@@ -163,8 +169,10 @@ class MovePlan(PlanReport):
         if inplace and all(route.kind in _STAYS for route in self.distinct_routes):
             del tensors
             return self._cast_in_place(td)
-        self._check_memory()
-        moved, _ = run_routes(tensors, self.routes, self._options(self.non_blocking))
+        moved = tensors
+        if any(route.moves for route in self.distinct_routes):
+            self._check_memory()
+            moved, _ = run_routes(tensors, self.routes, self._options(self.non_blocking))
         if out is not None:
             return write_out(out, self.paths, moved)
         return self._place(td, moved, inplace)
@@ -300,6 +308,14 @@ class MovePlan(PlanReport):
 
     def _checked(self, td: Any) -> list[Tensor]:
         """The leaves of ``td`` if it is what the plan was made for."""
+        if self.outline is not None and outline_of(td) == self.outline:
+            tensors = leaves(td)
+            same = [
+                x.dtype is route.src_dtype and x.device == route.src_device
+                for x, route in zip(tensors, self.routes)
+            ]
+            if all(same) and [x.shape for x in tensors] == self.shapes:
+                return tensors
         pairs = leaves_with_path(td)
         tensors = [x for _, x in pairs]
         if len(pairs) == len(self.paths):
@@ -328,6 +344,21 @@ class MovePlan(PlanReport):
                 rows.append((short(path), f"{found}; planned {planned}"))
         rows += [(short(path), "not in the plan") for path in present]
         return rows or [((), "the leaves are in another order")]
+
+
+def outline_of(td: Node) -> list[Any]:
+    """Names and classes of every entry, node by node: equal outlines have the same paths.
+
+    Found without making a path for each leaf.
+    """
+    out: list[Any] = []
+    for part in nodes(td):
+        members = part._members()
+        if members is None:
+            out.append((list(part._names()), list(map(type, part._contents()))))
+        else:
+            out.append(len(members))
+    return out
 
 
 class SchemaPlanMismatch(PlanMismatch, SchemaMismatch):

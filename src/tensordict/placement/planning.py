@@ -19,7 +19,7 @@ from .attrs import TensorAttrs
 from .cache import keep_plan, kept_plan, plan_key
 from .coalesce import PACK_BELOW
 from .hidden import HiddenTensor, find_hidden
-from .plan import MovePlan
+from .plan import MovePlan, outline_of
 from .policy import CastPolicy
 from .routes import Route, distinct, ties_of
 from .rules import Unmatched
@@ -126,6 +126,7 @@ def plan_moves(
         target_device=wanted.device,
         unmatched=unmatched,
         hidden=hidden,
+        outline=outline_of(td),
         staging=staging,
         pack_below=pack_below,
         materialize=materialize,
