@@ -50,6 +50,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]
 
     kind = "params"
 
+    _no_convert: bool
+    _values: dict[str, Any]
+    _order: dict[str, None]
+
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def __init__(
@@ -81,14 +85,13 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]
         device: torch.device | None,
         no_convert: bool,
     ) -> None:
-        self._batch_size = batch_size
-        self._dim_names = dim_names
-        self._device = device
-        self._lock = None
-        self._undo = None
-        self._no_convert = no_convert
-        self._values: dict[str, Any] = {}
-        self._order: dict[str, None] = {}
+        put = object.__setattr__  # Module.__setattr__ looks at what it is given first
+        put(self, "_batch_size", batch_size)
+        put(self, "_dim_names", dim_names)
+        put(self, "_device", device)
+        put(self, "_lock", None)
+        put(self, "_undo", None)
+        self.__dict__.update(_no_convert=no_convert, _values={}, _order={})
 
     @classmethod
     def _made(
@@ -126,17 +129,19 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]
             target = self._modules
         else:
             target = self._values
-        persistent = not isinstance(entry, nn.Buffer) or getattr(entry, "persistent", True)
         volatile = self._non_persistent_buffers_set
-        (volatile.discard if persistent else volatile.add)(name)
-        if name not in target:
+        if target is self._buffers and not getattr(entry, "persistent", True):
+            volatile.add(name)
+        elif volatile:
+            volatile.discard(name)
+        if name in self._order and name not in target:
             for store in self._stores():
                 store.pop(name, None)
         target[name] = entry
         self._order[name] = None
 
     def _as_leaf(self, x: Tensor) -> Tensor:
-        if self._no_convert or isinstance(x, (nn.Parameter, nn.Buffer)):
+        if self._no_convert or type(x) is nn.Parameter or isinstance(x, (nn.Parameter, nn.Buffer)):
             return x
         if x.is_floating_point() or x.is_complex():
             return nn.Parameter(x)

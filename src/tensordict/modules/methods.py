@@ -124,7 +124,8 @@ class ModuleMethods(Node):
             moves, former = state.plan_moves(self, module)
             if inplace:
                 state.check_shapes(moves)
-                former = former._map(lambda x: x.detach().clone())
+                if return_swap or swap_dest is not None:
+                    former = former._map(lambda x: x.detach().clone())
                 plan = state.Overwrite(moves, leaves(former), non_blocking)
             else:
                 plan = state.Swap(moves)

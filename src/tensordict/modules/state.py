@@ -8,8 +8,8 @@ that override it, such as RNNs, which cache their weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from ..core.node import Node
 from ..core.registry import node_class
 from ..core.sizes import EMPTY
 from ..errors import MissingKeyError, ShapeError, table_of
+from ..ops.inplace import copy_each
 
 _functorch_stack = torch._C._functorch.peek_interpreter_stack
 
@@ -37,9 +38,9 @@ def module_tree(module: nn.Module, filter_empty: bool = True) -> Any:
 
 
 def _entries(module: nn.Module, filter_empty: bool, new: Any) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for store in (module._parameters, module._buffers):
-        out.update((name, value) for name, value in store.items() if value is not None)
+    out: dict[str, Any] = {k: v for k, v in module._parameters.items() if v is not None}
+    if module._buffers:
+        out.update({k: v for k, v in module._buffers.items() if v is not None})
     for name, child in module._modules.items():
         if isinstance(child, Node):  # a tensordict that is a module: its batch size is kept
             out[name] = child._map(lambda x: x)
@@ -74,27 +75,51 @@ def nested(flat: Any) -> dict[str, Any]:
     return out
 
 
-class Move:
-    """One value of a module and the one that takes its place."""
+# One value of a module and what takes its place: store, name, old value, new value.
+Move: TypeAlias = tuple[dict[str, Any], str, Any, Tensor]
 
-    __slots__ = ("new", "old", "raw", "store", "target")
 
-    def __init__(
-        self, store: dict[str, Any], target: tuple[nn.Module, str], old: Any, raw: Tensor
-    ) -> None:
-        self.store = store
-        self.target = target
-        self.old = old
-        self.raw = raw
-        self.new = raw
+class Moves:
+    """What goes where.
 
-    def put(self, value: Any) -> None:
-        """Store a value under the name, in the place that it has in the module's order."""
-        module, name = self.target
-        if type(module).__setattr__ is nn.Module.__setattr__:
-            self.store[name] = value
+    Attributes:
+        listed: one move for each leaf of the tree.
+        watched: id of a store to its module, for classes that override ``__setattr__``.
+        nodes: modules that are tensordicts: lists that they cache when locked go out of date.
+    """
+
+    __slots__ = ("listed", "nodes", "watched")
+
+    def __init__(self) -> None:
+        self.listed: list[Move] = []
+        self.watched: dict[int, nn.Module] = {}
+        self.nodes: list[Node] = []
+
+    def enter(self, module: nn.Module) -> None:
+        """Note what is special about a module whose values will be moved."""
+        if type(module).__setattr__ is not _plain_setattr:
+            for store in (module._parameters, module._buffers):
+                self.watched[id(store)] = module
+        if isinstance(module, Node):
+            self.nodes.append(module)
+
+    def put(self, values: Iterable[Any]) -> None:
+        """Store one value for each move, in the place that it has in the module's order."""
+        if not self.watched:
+            for (store, name, _, _), value in zip(self.listed, values):
+                store[name] = value
         else:
-            _put_by_setattr(module, name, value, self.store)
+            for (store, name, _, _), value in zip(self.listed, values):
+                module = self.watched.get(id(store))
+                if module is None:
+                    store[name] = value
+                else:
+                    _put_by_setattr(module, name, value, store)
+        for node in self.nodes:
+            locking.touched(node)
+
+
+_plain_setattr = nn.Module.__setattr__
 
 
 def _put_by_setattr(module: nn.Module, name: str, value: Any, store: dict[str, Any]) -> None:
@@ -121,50 +146,40 @@ class Swap:
     wrapped in a Parameter over the same memory, so that optimisers find it.
     """
 
-    __slots__ = ("moves", "nodes")
+    __slots__ = ("moves", "wrapped")
 
-    def __init__(self, moves: list[Move]) -> None:
+    def __init__(self, moves: Moves) -> None:
         self.moves = moves
-        # Tensordicts that are modules: lists that they cache when locked are out of date.
-        self.nodes = [m for m in {move.target[0] for move in moves} if isinstance(m, Node)]
+        self.wrapped = False
 
     def run(self) -> None:
         """Put the new values in."""
+        values = [raw for _, _, _, raw in self.moves.listed]
         if not torch.compiler.is_compiling() and _functorch_stack() is None:
-            self._wrap()
-        for move in self.moves:
-            move.put(move.new)
-        self._tell()
+            self._wrap(values)
+        self.moves.put(values)
 
-    def _wrap(self) -> None:
+    def _wrap(self, values: list[Tensor]) -> None:
         made: dict[int, nn.Parameter] = {}  # a tie stays a tie
-        for move in self.moves:
-            raw, old = move.raw, move.old
-            if isinstance(old, nn.Parameter) and not (
-                isinstance(raw, nn.Parameter) or raw.requires_grad
-            ):
+        for i, (_, _, old, raw) in enumerate(self.moves.listed):
+            if type(raw) is nn.Parameter or raw.requires_grad or isinstance(raw, nn.Parameter):
+                continue
+            if type(old) is nn.Parameter or isinstance(old, nn.Parameter):
                 new = made.get(id(raw))
                 if new is None:
                     grad = old.requires_grad and (raw.is_floating_point() or raw.is_complex())
                     new = made[id(raw)] = nn.Parameter(raw, grad)
-                move.new = new
+                values[i] = new
+                self.wrapped = True
 
     def begin(self, result: Node) -> None:
         """In a block, the tensors of the tree take the place of their wrappers."""
-        for move in self.moves:
-            if move.new is not move.raw:
-                move.put(move.raw)
-        self._tell()
+        if self.wrapped:
+            self.moves.put([raw for _, _, _, raw in self.moves.listed])
 
     def __call__(self, source: Any, result: Any) -> None:
         """Put the former values back."""
-        for move in self.moves:
-            move.put(move.old)
-        self._tell()
-
-    def _tell(self) -> None:
-        for node in self.nodes:
-            locking.touched(node)
+        self.moves.put([old for _, _, old, _ in self.moves.listed])
 
 
 class Overwrite:
@@ -172,34 +187,39 @@ class Overwrite:
 
     __slots__ = ("former", "moves", "non_blocking")
 
-    def __init__(self, moves: list[Move], former: list[Tensor], non_blocking: bool) -> None:
+    def __init__(self, moves: Moves, former: list[Tensor], non_blocking: bool) -> None:
         self.moves = moves
         self.former = former
         self.non_blocking = non_blocking
 
     def run(self) -> None:
         """Copy the new values in."""
-        self._copy([move.raw for move in self.moves])
+        self._copy([raw for _, _, _, raw in self.moves.listed])
 
     def __call__(self, source: Any, result: Any) -> None:
         """Copy the former values back."""
         self._copy(self.former)
 
     def _copy(self, values: list[Tensor]) -> None:
-        with torch.no_grad():
-            for move, value in zip(self.moves, values):
-                if move.old is not value:
-                    move.old.copy_(value, non_blocking=self.non_blocking)
+        targets: list[Tensor] = []
+        others: list[Tensor] = []
+        for (_, _, old, _), new in zip(self.moves.listed, values):
+            if old is not new:
+                targets.append(old)
+                others.append(new)
+        if targets:
+            with torch.no_grad():
+                copy_each(targets, others, self.non_blocking)
 
 
-def plan_moves(node: Node, module: nn.Module) -> tuple[list[Move], Any]:
+def plan_moves(node: Node, module: nn.Module) -> tuple[Moves, Any]:
     """What goes where, and the values that were there as a tensordict of the same structure.
 
     Raises:
         MissingKeyError: (a ``KeyError``) the module lacks an entry of the tree; all of
             them are named.
     """
-    moves: list[Move] = []
+    moves = Moves()
     unknown: list[Path] = []
     former = _pair(node, module, (), moves, unknown, node_class("dense")._new)
     if unknown:
@@ -214,9 +234,11 @@ def plan_moves(node: Node, module: nn.Module) -> tuple[list[Move], Any]:
 
 
 def _pair(
-    node: Node, module: nn.Module, path: Path, moves: list[Move], unknown: list[Path], new: Any
+    node: Node, module: nn.Module, path: Path, moves: Moves, unknown: list[Path], new: Any
 ) -> Any:
     params, buffers, children = module._parameters, module._buffers, module._modules
+    moves.enter(module)
+    listed = moves.listed
     former: dict[str, Any] = {}
     for name, entry in node._items():
         if isinstance(entry, Tensor):
@@ -225,7 +247,7 @@ def _pair(
                 unknown.append((*path, name))
                 continue
             old = store[name]
-            moves.append(Move(store, (module, name), old, entry))
+            listed.append((store, name, old, entry))
             if old is not None:
                 former[name] = old
         elif isinstance(entry, Node):
@@ -237,16 +259,16 @@ def _pair(
     return new(former, EMPTY, None, None)
 
 
-def check_shapes(moves: list[Move]) -> None:
+def check_shapes(moves: Moves) -> None:
     """Check that every value can be copied over the one it replaces.
 
     Raises:
         ShapeError: (a ``RuntimeError``) naming every value of another shape.
     """
     rows = [
-        (move.target[1], f"{_shape(move.old)} in the module, {list(move.raw.shape)} given")
-        for move in moves
-        if move.old is None or move.old.shape != move.raw.shape
+        (name, f"{_shape(old)} in the module, {list(raw.shape)} given")
+        for _, name, old, raw in moves.listed
+        if old is None or old.shape != raw.shape
     ]
     if rows:
         raise ShapeError(table_of("Cannot write into the module in place: shapes differ.", rows))

@@ -18,6 +18,8 @@ from ..core.registry import node_class
 from ..core.traverse import entries_with_path, leaves_with_path, nodes_with_path
 from ..errors import LockedError, MissingKeyError, ShapeError, StructureError, table_of
 from ..ops import keysets
+from ..ops.convert import value_of
+from ..ops.inplace import copy_each
 from ..ops.update import Writes
 from .state import named_values, nested
 
@@ -30,38 +32,57 @@ def make_state_dict(
     metadata: dict[str, Any] = getattr(out, "_metadata", None) or OrderedDict()
     if isinstance(out, OrderedDict):
         out._metadata = metadata  # type: ignore[attr-defined]
-    for path, below in nodes_with_path(node):
-        metadata[(prefix + dotted(path)).rstrip(".") if not path else prefix + dotted(path)] = {
-            "batch_size": below._batch_size,
-            "device": below._device,
-            "names": below._dim_names,
-        }
-    for path, entry in entries_with_path(node):
-        if isinstance(entry, Tensor):
-            _place(out, prefix, path, entry if keep_vars else entry.detach(), flatten)
-        elif isinstance(entry, NonTensorDataBase):
-            metadata[prefix + dotted(path)] = {
-                "batch_size": entry._batch_size,
-                "device": entry._device,
-                "_type": type(entry).__name__,
-                "_non_tensor": {"data": entry._plain()},
-            }
+    if flatten:
+        _flat(node, prefix, keep_vars, out, metadata)
+    else:
+        tree = _nested(node, prefix, keep_vars, metadata)
+        out.update({prefix + name: value for name, value in tree.items()})
     return out
 
 
-def _place(out: Any, prefix: str, path: Path, value: Tensor, flatten: bool) -> None:
-    if flatten:
-        name = prefix + dotted(path)
-        if name in out:
-            raise MissingKeyError(
-                f"Cannot make a flat state dict: {short(path)!r} and another entry would both be "
-                f"{name!r}. Pass flatten=False."
-            )
-        out[name] = value
-        return
-    for i, name in enumerate(path[:-1]):
-        out = out.setdefault(name if i else prefix + name, OrderedDict())
-    out[path[-1] if len(path) > 1 else prefix + path[-1]] = value
+def _flat(node: Node, prefix: str, keep_vars: bool, out: Any, metadata: dict[str, Any]) -> None:
+    metadata[prefix[:-1]] = _facts(node)
+    for name, entry in node._items():
+        full = prefix + name
+        if isinstance(entry, Tensor):
+            if full in out:
+                raise MissingKeyError(
+                    f"Cannot make a flat state dict: two entries would be {full!r}, one of them a "
+                    f"key with dots. Pass flatten=False."
+                )
+            out[full] = entry if keep_vars else entry.detach()
+        elif isinstance(entry, Node):
+            _flat(entry, full + ".", keep_vars, out, metadata)
+        elif isinstance(entry, NonTensorDataBase):
+            metadata[full] = _value_facts(entry)
+
+
+def _nested(
+    node: Node, prefix: str, keep_vars: bool, metadata: dict[str, Any]
+) -> OrderedDict[str, Any]:
+    metadata[prefix[:-1]] = _facts(node)
+    out: OrderedDict[str, Any] = OrderedDict()
+    for name, entry in node._items():
+        if isinstance(entry, Tensor):
+            out[name] = entry if keep_vars else entry.detach()
+        elif isinstance(entry, Node):
+            out[name] = _nested(entry, f"{prefix}{name}.", keep_vars, metadata)
+        elif isinstance(entry, NonTensorDataBase):
+            metadata[prefix + name] = _value_facts(entry)
+    return out
+
+
+def _facts(node: Node) -> dict[str, Any]:
+    return {"batch_size": node._batch_size, "device": node._device, "names": node._dim_names}
+
+
+def _value_facts(leaf: NonTensorDataBase) -> dict[str, Any]:
+    return {
+        "batch_size": leaf._batch_size,
+        "device": leaf._device,
+        "_type": type(leaf).__name__,
+        "_non_tensor": {"data": value_of(leaf)},
+    }
 
 
 def load_state_dict(
@@ -72,6 +93,8 @@ def load_state_dict(
     from_flatten: bool | None,
 ) -> None:
     """`ModuleMethods.load_state_dict`: check everything, then write."""
+    if not assign and _copied(node, source):
+        return
     flat = from_flatten
     if flat is None:
         flat = not any(isinstance(value, Mapping) for value in source.values())
@@ -94,6 +117,34 @@ def load_state_dict(
         _replace(node, fresh)
         return
     _write(node, fresh, assign)
+
+
+def _copied(node: Node, source: Mapping[str, Any]) -> bool:
+    """Copy a flat state dict of exactly this tree; False, with nothing done, for any other."""
+    known: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    try:
+        _flat(node, "", True, known, metadata)
+    except MissingKeyError:
+        return False
+    if known.keys() != source.keys():
+        return False
+    if any("_non_tensor" in facts for facts in metadata.values()):
+        return False
+    given = getattr(source, "_metadata", None)
+    # A module's metadata says nothing about batch sizes.
+    if given is not None and "batch_size" in given.get("", ()) and given != metadata:
+        return False
+    targets, values = [], []
+    for name, target in known.items():
+        value = source[name]
+        if not isinstance(value, Tensor) or value.shape != target.shape:
+            return False
+        targets.append(target)
+        values.append(value)
+    with torch.no_grad():
+        copy_each(targets, values, False)
+    return True
 
 
 def _tree_of(node: Node, source: Mapping[str, Any], flat: bool) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase
+from ..core.linked import LinkedList
 from ..core.node import Node
 from ..core.registry import node_class
-from ..core.traverse import fold
+from ..core.traverse import fold, nested_dict
 
 
 def is_tensor_collection(datatype: Any) -> bool:
@@ -77,6 +78,18 @@ def from_dict(
         device=device,
         names=names,
     )
+
+
+def value_of(entry: Tensor | Leaf) -> Any:
+    """A tensor, or what ``td[key]`` gives for a leaf of another kind, lists without a way back."""
+    if isinstance(entry, Tensor):
+        return entry
+    value = entry._value()
+    return _unlinked(value) if type(value) is LinkedList else value
+
+
+def _unlinked(values: list[Any]) -> list[Any]:
+    return [_unlinked(v) if type(v) is LinkedList else v for v in values]
 
 
 def to_dict(node: Node, retain_none: bool, convert_tensors: bool, tolist_first: bool) -> Any:
@@ -169,6 +182,8 @@ class ConvertMethods(Node):
         >>> TensorDict(a=0, n={"s": "x"}).to_dict()
         {'a': tensor(0), 'n': {'s': 'x'}}
         """
+        if retain_none and not convert_tensors and not tolist_first:
+            return nested_dict(self, value_of)
         out: dict[str, Any] = to_dict(self, retain_none, convert_tensors, tolist_first)
         return out
 

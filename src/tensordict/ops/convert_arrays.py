@@ -12,7 +12,7 @@ from ..core.leaf import NonTensorData, NonTensorDataBase, NonTensorStack
 from ..core.node import Node
 from ..core.traverse import fold
 from ..errors import EntryTypeError
-from .convert import dense_class, sized
+from .convert import dense_class, sized, value_of
 
 _NUMERIC_KINDS = "biufc"
 
@@ -161,7 +161,7 @@ class ArrayMethods(Node):
         """
         out: dict[str, Any] = fold(
             self,
-            lambda e: e.numpy() if isinstance(e, Tensor) else e._value(),
+            lambda e: e.numpy() if isinstance(e, Tensor) else value_of(e),
             lambda node, values: values,
         )
         return out

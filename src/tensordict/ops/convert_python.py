@@ -18,7 +18,7 @@ from ..core.registry import node_class
 from ..core.traverse import fold
 from ..errors import EntryTypeError, ShapeError
 from .combine import stack
-from .convert import dense_class, from_dict, sized, to_dict
+from .convert import dense_class, from_dict, sized, to_dict, value_of
 from .convert_arrays import from_struct_array
 
 # The class made for a dataclass type with ``as_tensorclass=True``; set by the layer that knows.
@@ -100,14 +100,11 @@ def _require(condition: bool, obj: Any, wanted: str) -> None:
 def to_pytree(node: Node) -> Any:
     """`PythonMethods.to_pytree`."""
 
-    def on_entry(entry: Any) -> Any:
-        return entry if isinstance(entry, Tensor) else entry._value()
-
     def on_node(below: Any, values: dict[str, Any]) -> Any:
         record = values.pop(_RECORD, None)
         return below._like(dict(below._items())) if record is None else record.build(values)
 
-    return fold(node, on_entry, on_node)
+    return fold(node, value_of, on_node)
 
 
 _RECORD = "_pytree_type"
@@ -393,7 +390,7 @@ class PythonMethods(Node):
                 raise EntryTypeError(f"Cannot make a named tuple: {wrong} are no names of fields.")
             return namedtuple("GenericDict", list(values))(**values)
 
-        return fold(self, lambda e: e if isinstance(e, Tensor) else e._value(), on_node)
+        return fold(self, value_of, on_node)
 
     def tolist(
         self,

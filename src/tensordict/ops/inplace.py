@@ -87,8 +87,9 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
         non_blocking: as of ``Tensor.copy_``.
     """
     together = grouped(targets)
+    recorded = torch.is_grad_enabled()
     for x in targets:
-        if x.requires_grad or not (x.is_contiguous() or not _overlaps(x)):
+        if (recorded and x.requires_grad) or not (x.is_contiguous() or not _overlaps(x)):
             if len(targets) > 1:
                 _rehearse(targets, Tensor.copy_, [list(values)], {})
             together = False

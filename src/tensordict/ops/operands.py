@@ -58,6 +58,8 @@ def grouped(xs: Sequence[Tensor]) -> bool:
 
 def _half_differentiable(xs: Sequence[Tensor]) -> bool:
     """Whether autograd would meet integers among leaves that require grad: foreach refuses."""
+    if not torch.is_grad_enabled():
+        return False
     for x in xs:  # a loop: a generator costs twice as much
         if x.requires_grad:
             return not all(y.is_floating_point() or y.is_complex() for y in xs)
