@@ -25,6 +25,11 @@ def test_names_that_no_tree_has_stay_flat(tmp_path):
     assert set(tree_of(flat).keys(True, True)) == set(flat)
 
 
+def test_a_name_made_of_dots_is_no_tree():
+    name = "." * 1_000_000
+    assert list(tree_of({name: torch.zeros(1), "a.b": torch.zeros(1)}).keys()) == [name, "a.b"]
+
+
 def test_odd_names():
     td = tree_of({"": torch.zeros(1), "x..y": torch.ones(1), ".": torch.ones(1)})
     assert named_tensors(td).keys() == {"", "x..y", "."}

@@ -16,16 +16,21 @@ from ..core.traverse import entries_with_path
 from ..errors import UnsupportedLeaf
 from .safetensors import load_tensors, save_tensors
 
+MAX_DEPTH = 64  # far above any model; a name made of dots must not become a tree of a million nodes
+
 
 def paths_of(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """The path of each dotted name.
 
     Where some name is also the way to another one, as ``a`` and ``a.b``, no tree has all of them:
-    every name is then a path of one level.
+    every name is then a path of one level, and so it is where one has more than `MAX_DEPTH` levels.
 
     >>> paths_of(["a.b", "c"]), paths_of(["a.b", "a"])
     ({'a.b': ('a', 'b'), 'c': ('c',)}, {'a.b': ('a.b',), 'a': ('a',)})
     """
+    names = list(names)
+    if any(name.count(".") >= MAX_DEPTH for name in names):
+        return {name: (name,) for name in names}
     split = {name: tuple(name.split(".")) for name in names}
     whole = set(split.values())
     for path in whole:
