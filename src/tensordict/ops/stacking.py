@@ -27,6 +27,7 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
     Raises:
         RuntimeError: nothing to stack.
 
+    >>> import torch
     >>> from tensordict import TensorDict
     >>> lazy_stack([TensorDict(a=torch.zeros(n)) for n in (2, 3)]).batch_size
     torch.Size([2])
@@ -61,6 +62,7 @@ def _stack_of_several(parts: list[Any], dim: int, kwargs: dict[str, Any]) -> Any
 def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
     """A dense stack when keys and shapes agree, else a lazy one.
 
+    >>> import torch
     >>> from tensordict import TensorDict
     >>> type(maybe_dense_stack([TensorDict(a=torch.zeros(n)) for n in (2, 3)])).__name__
     'LazyStackedTensorDict'
