@@ -22,8 +22,8 @@ from ..core.registry import register_node
 from ..core.sizes import insert, wrap_dim
 from ..core.structural import DimNames, StructuralOp
 from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
+from ..ops.dense_forms import densified
 from ..ops.display_cards import NodeCard, field_cards
-from ..ops.ragged import read_as
 from ..ops.shape import Pick
 from .base import TensorDictBase
 from .dense import TensorDict
@@ -181,14 +181,6 @@ class LazyStackedTensorDict(TensorDictBase):
             except ShapeError:
                 pass  # ragged
         return super().contiguous(canonical=canonical, inplace=inplace)
-
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
-        """The same content without lazy stacks; ragged entries become nested tensors.
-
-        Args:
-            layout: layout of the nested tensors.
-        """
-        return densified(self, layout)
 
     # --- members ----------------------------------------------------------------------
 
@@ -424,27 +416,6 @@ class LazyStackedTensorDict(TensorDictBase):
         out = cls._new(members, header["stack_dim"])
         out._dim_names = header.get("names")
         return out
-
-
-def densified(node: Any, layout: torch.layout | None = None) -> Any:
-    """A tree without lazy stacks; with a layout, ragged entries as nested tensors.
-
-    Raises:
-        ShapeError: an entry is ragged and there is no layout.
-    """
-    entries: dict[str, Entry] = {}
-    for name in node._names():
-        try:
-            entry = node._fetch(name)
-        except ShapeError:
-            if layout is None:
-                raise
-            entry = read_as(node, (name,), as_nested_tensor=True, layout=layout)
-        entries[name] = densified(entry, layout) if isinstance(entry, Node) else entry
-    if node._members() is None:
-        return node._like(entries)
-    bare = TensorDict._new(entries, node._batch_size, node._dim_names, node._device)
-    return node._dress(bare)
 
 
 def rows_along(node: Any, dim: int) -> list[Any]:

@@ -11,7 +11,7 @@ from torch import Size
 
 from ..core import traverse
 from ..core.node import Node
-from ..core.sizes import as_size, infer, shape_args, wrap_dim, wrap_dims
+from ..core.sizes import as_int, as_size, infer, shape_args, wrap_dim, wrap_dims
 from ..core.structural import StructuralOp
 from ..core.torch_function import as_methods, implements
 from ..core.undo import itself, remember
@@ -142,8 +142,14 @@ class ReshapingMethods(Node):
         >>> TensorDict({"a": torch.zeros(2, 3)}, [2]).unsqueeze(-1).batch_size
         torch.Size([2, 1])
         """
-        dim = _one_dim(args, kwargs, "unsqueeze")
-        return _undoable(self, Unsqueeze(wrap_dim(dim, len(self._batch_size) + 1)))
+        dim = as_int(_one_dim(args, kwargs, "unsqueeze"), "dim")
+        n = len(self._batch_size) + 1
+        if not -n <= dim < n:
+            raise DimError(
+                f"unsqueezing is allowed for dims in [{-n}, {n - 1}] (batch size "
+                f"{list(self._batch_size)}), got {dim}."
+            )
+        return _undoable(self, Unsqueeze(dim % n))
 
     def squeeze(self, *args: Any, **kwargs: Any) -> Self:
         """Without the batch dimension ``dim`` if its size is 1, or (no ``dim``) without all such.

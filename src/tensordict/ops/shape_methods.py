@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .dense_forms import DenseFormMethods
 from .fills import FillMethods
 from .joining import JoiningMethods
 from .masking import MaskingMethods
@@ -23,6 +24,7 @@ class ShapeMethods(
     FillMethods,
     PaddingMethods,
     PackingMethods,
+    DenseFormMethods,
 ):
     """Reshaping, pieces, selection, masks, joining, fills, padding, packing."""
 
