@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from tensordict import TensorDict, stack
+from tensordict import (
+    LazyStackedTensorDict,
+    MetaData,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    lazy_stack,
+    stack,
+    tensorclass,
+)
 from tensordict._pytree import register_with_optree
 
 
@@ -189,3 +198,46 @@ def test_optree():
     assert type(optree.tree_map(lambda x: x, Later(a=1))) is Later
     with pytest.raises(ValueError):
         optree.tree_map(lambda x, y: x, td, TensorDict(a=1))
+
+
+def stacks():
+    even = [TensorDict({"a": torch.full((3, 2), float(i)), "s": "x"}, [3]) for i in range(2)]
+    ragged = [TensorDict(a=torch.zeros(n)) for n in (2, 3)]
+    return lazy_stack(even), lazy_stack(ragged)
+
+
+def test_lazy_stacks():
+    even, ragged = stacks()
+    assert type(pytree.tree_map(lambda x: x + 1, even)) is LazyStackedTensorDict
+    assert [x.shape for x in pytree.tree_leaves(ragged)] == [(2,), (3,)]
+    mapped = pytree.tree_map(lambda x: x + 1, ragged)
+    assert [m["a"].shape for m in mapped.unbind(0)] == [(2,), (3,)]
+    for dim in (0, 1):
+        out = torch.vmap(lambda t: t["a"] + 1, in_dims=dim, out_dims=dim)(even)
+        assert torch.equal(out, even["a"] + 1)
+    assert torch.vmap(lambda t: t)(even).batch_size == (2, 3)
+    held = TensorDict({"l": even, "x": torch.zeros(2)}, [2])
+    assert torch.equal(torch.vmap(lambda t: t["l", "a"])(held), even["a"])
+
+
+def test_values_outside_of_tensordicts_have_no_leaves():
+    for value in (NonTensorData("a"), MetaData(1), NonTensorStack("a", "b")):
+        leaves, spec = pytree.tree_flatten([value, torch.zeros(1)])
+        assert len(leaves) == 1 and pytree.tree_unflatten(leaves, spec)[0] is value
+        assert spec == pytree.tree_structure([type(value)("c"), torch.ones(2)])
+
+
+@tensorclass
+class Point:
+    x: torch.Tensor
+    s: str
+    n: torch.Tensor = None
+
+
+def test_typed_classes():
+    point = Point(x=torch.arange(3.0), s="a", batch_size=[3])
+    out = pytree.tree_map(lambda x: x + 1, point)
+    assert type(out) is Point and out.s == "a" and out.n is None
+    assert torch.equal(torch.vmap(lambda p: p.x * 2)(point), point.x * 2)
+    same = torch.vmap(lambda p: p)(point)
+    assert type(same) is Point and same.batch_size == (3,)

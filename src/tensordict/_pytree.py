@@ -18,7 +18,7 @@ from torch.utils import _pytree
 from .containers.dense import TensorDict
 from .containers.lazy import LazyStackedTensorDict
 from .containers.params import TensorDictParams
-from .core.leaf import Leaf, NonTensorData
+from .core.leaf import Leaf, MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from .core.node import Node
 from .core.registry import watch_nodes
 from .core.structural import DimNames
@@ -138,7 +138,7 @@ def _unflatten(values: Iterable[Any], context: Context) -> Any:
         entries[name] = _fitted(value, batch, context)
     entries.update((other, _fitted_leaf(leaf, batch)) for other, leaf, _ in others)
     out = context.cls._new(entries, batch, names, context.device)
-    if context.stack_dim is None or batch != context.batch_size:
+    if context.stack_dim is None or batch != context.batch_size or _holds_mapped(out):
         return out
     return out.to_lazystack(context.stack_dim)
 
@@ -157,6 +157,10 @@ def _fitted(value: Any, batch: Size, context: Context) -> Any:
             lambda node, entries: node._like(entries, batch, None),
         )
     return Mapped._new(value, batch, context.device)
+
+
+def _holds_mapped(node: Node) -> bool:
+    return any(type(entry) is Mapped for _, entry in entries_with_path(node))
 
 
 def _fitted_leaf(leaf: Leaf, batch: Size) -> Leaf:
@@ -298,3 +302,27 @@ def _register(cls: type) -> None:
 
 
 watch_nodes(_register)
+
+
+class Held:
+    """A value outside of tensordicts: a node without leaves; any two of one class are equal."""
+
+    __slots__ = ("leaf",)
+
+    def __init__(self, leaf: NonTensorDataBase) -> None:
+        self.leaf = leaf
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and type(self.leaf) is type(other.leaf)
+
+    def __hash__(self) -> int:
+        return hash(type(self.leaf))
+
+
+for _cls in (NonTensorData, MetaData, NonTensorStack):
+    register(
+        _cls,
+        lambda leaf: ([], Held(leaf)),
+        lambda _, held: held.leaf,
+        lambda leaf: ([], Held(leaf)),
+    )

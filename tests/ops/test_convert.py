@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensordict import MetaData, NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import (
+    MetaData,
+    NonTensorData,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+    tensorclass,
+)
 
 
 def source():
@@ -91,3 +98,16 @@ def test_what_is_a_tensor_collection():
         assert is_tensor_collection(yes)
     for no in (torch.zeros(1), torch.Tensor, dict, {}, "x", None, type):
         assert not is_tensor_collection(no)
+
+
+@tensorclass
+class Typed:
+    x: torch.Tensor
+    n: torch.Tensor = None
+
+
+def test_fields_that_hold_nothing():
+    td = TensorDict(t=Typed(x=torch.zeros(2)))
+    assert list(td.to_dict()["t"]) == ["x", "n"] and td.to_dict()["t"]["n"] is None
+    assert td.to_dict(convert_tensors=True) == {"t": {"x": [0.0, 0.0], "n": None}}
+    assert list(td.to_dict(retain_none=False)["t"]) == ["x"]

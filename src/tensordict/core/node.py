@@ -45,6 +45,8 @@ class Node:
     __slots__ = ("__weakref__", "_batch_size", "_device", "_dim_names", "_lock", "_undo")
 
     kind: ClassVar[str]
+    # Whether a node of this kind may lack entries that it names (`_absent`).
+    _may_lack: ClassVar[bool] = False
 
     _batch_size: Size
     _device: torch.device | None
@@ -81,6 +83,10 @@ class Node:
     @abstractmethod
     def _names(self) -> Collection[str]:
         """Names in insertion order; sized, with a fast ``in``."""
+
+    def _absent(self) -> Collection[str]:
+        """Names of fields that hold nothing, for kinds that have such."""
+        return ()
 
     @abstractmethod
     def _children(self) -> list[Node]:

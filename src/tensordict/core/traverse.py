@@ -303,16 +303,21 @@ def _same_memory(a: Entry, b: Entry) -> bool:
 def nested_dict(node: Node, on_leaf: Callable[[Any], Any]) -> dict[str, Any]:
     """The tensors of a tree as nested dicts, with ``on_leaf(leaf)`` for other leaves.
 
+    Fields of a typed node that hold nothing are None.
+
     >>> from tensordict import TensorDict
     >>> nested_dict(TensorDict(n={"a": 1, "s": "x"}), lambda leaf: leaf.data)
     {'n': {'a': tensor(1), 's': 'x'}}
     """
-    return {
+    out: dict[str, Any] = {
         name: entry
         if type(entry) is Tensor or isinstance(entry, Tensor)
         else (nested_dict(entry, on_leaf) if isinstance(entry, Node) else on_leaf(entry))
         for name, entry in node._items()
     }
+    if node._may_lack:
+        out.update(dict.fromkeys(node._absent()))
+    return out
 
 
 def fold(

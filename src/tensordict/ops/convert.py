@@ -104,7 +104,7 @@ def to_dict(node: Node, retain_none: bool, convert_tensors: bool, tolist_first: 
         if tolist_first and below is not node and below._batch_size:
             return below.tolist(convert_tensors=convert_tensors)
         if retain_none:
-            return values
+            return {**values, **dict.fromkeys(below._absent())}
         return {name: value for name, value in values.items() if value is not None}
 
     return fold(node, on_entry, on_node)

@@ -59,6 +59,7 @@ class TypedView(NodeMethods):
     _inner: Any
     _fields_of: Any
     _spec: ClassVar[Spec]
+    _may_lack = True
     _options: ClassVar[Options] = Options()
 
     if not TYPE_CHECKING:
@@ -227,6 +228,10 @@ class TypedView(NodeMethods):
         )
 
     # --- primitives: one level ------------------------------------------------------------
+
+    def _absent(self) -> list[str]:
+        held = self._names()
+        return [name for name in self._spec.names if name not in held]
 
     def _fetch(self, name: str) -> Entry | None:
         return self._inner._fetch(name)
