@@ -13,6 +13,7 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     TensorDictParams,
+    UnbatchedTensor,
     lazy_stack,
     tensorclass,
 )
@@ -145,6 +146,13 @@ def test_every_kind_of_node_comes_back_consolidated(kind, name):
     same = KINDS[kind]()
     assert same.consolidate(inplace=True) is same and same.is_consolidated()
     assert bits(same) == bits(td)
+
+
+def test_tensors_beside_the_batch_and_attributes_come_back(way):
+    td = TensorDict({"u": UnbatchedTensor(torch.arange(5.0)), "a": torch.zeros(3)}, [3])
+    back = way(td)
+    assert back["u"].tolist() == [0, 1, 2, 3, 4] and back.get("u").batch_size == (3,)
+    assert way(td.attrs())["a"] == td.attrs()["a"]
 
 
 def bits(td):

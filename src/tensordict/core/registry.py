@@ -34,8 +34,9 @@ def register_node(cls: C) -> C:
 
 
 def register_leaf(cls: C) -> C:
-    """Make a leaf class known under its ``kind``."""
+    """Make a leaf class known under its ``kind``, and to ``torch.load(weights_only=True)``."""
     _leaves[cls.kind] = cls  # type: ignore[attr-defined]
+    torch.serialization.add_safe_globals([cls])
     return cls
 
 

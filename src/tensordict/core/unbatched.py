@@ -84,7 +84,7 @@ class UnbatchedTensor(Leaf):
         return f"UnbatchedTensor(shape={x.shape}, device={x.device}, dtype={x.dtype})"
 
     def __reduce__(self) -> Any:
-        return UnbatchedTensor._new, (self._data, self._batch_size)
+        return UnbatchedTensor, (self._data, tuple(self._batch_size))
 
 
 def _one(leaves: Sequence[Any]) -> Any:
