@@ -190,6 +190,16 @@ def test_names_and_batch_sizes_are_kept():
         assert out.names == ["t"] and out.batch_size == (3,) and out["n"].batch_size == (3,)
 
 
+def test_non_tensor_values_say_the_device_of_their_tensordict():
+    td = TensorDict({"a": torch.ones(2), "s": "x", "n": {"t": "y"}}, batch_size=[2])
+    assert td.to("meta").get("s").device == META and td.to("cpu")["n"].get("t").device == CPU
+    here = td.to("cpu")
+    assert here.to(here.attrs()).get("s").device is None
+    assert here.to("meta", inplace=True).get("s").device == META and here["s"] == "x"
+    assert td.get("s").device is None
+    assert td.lock_().to("cpu").is_locked
+
+
 DTYPE_METHODS = {
     "bfloat16": torch.bfloat16, "bool": torch.bool, "byte": torch.uint8, "cdouble": torch.complex128,
     "cfloat": torch.complex64, "chalf": torch.complex32, "char": torch.int8, "complex32": torch.complex32,

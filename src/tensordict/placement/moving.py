@@ -11,7 +11,7 @@ from torch import Tensor
 from .._keys import short
 from ..core.lock import set_origin
 from ..core.node import Node
-from ..core.traverse import entries_beside, leaves, leaves_with_path, map_leaves_with_path, nodes
+from ..core.traverse import entries_beside, leaves, leaves_with_path, map_leaves_with_path
 from ..core.undo import remember
 from ..device.kinds import MoveKind
 from ..errors import LockedError
@@ -19,7 +19,7 @@ from ..storage.consolidate import buffer_of, consolidate, over_buffer, packing_o
 from .attrs import TensorAttrs, host_dtypes
 from .execute import cast_on_host, move_all, on_host, options_for, run_routes
 from .pinning import move_pinned
-from .placing import place
+from .placing import place, set_device
 from .planning import plan_moves
 from .request import MoveRequest, is_spec, parse_to
 from .routes import Route, make_route
@@ -125,8 +125,7 @@ def _in_place(td: Any, request: MoveRequest) -> Any:
         plan.target_device = request.device  # waits as to(device) does
     plan.run(td, inplace=True)
     if request.spec is not None:
-        for part in nodes(td):
-            part._device = None
+        set_device(td, None)
     return td
 
 
@@ -134,8 +133,7 @@ def _move_buffer(td: Any, buffer: Tensor, device: torch.device, non_blocking: bo
     """A consolidated tree to a device: one copy, and the result is consolidated too."""
     (moved,) = move_all([buffer], device, None, None, non_blocking)
     out = over_buffer(td, packing_of(td), moved)
-    for part in nodes(out):
-        part._device = device
+    set_device(out, device)
     return out
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._keys import short
 from .._typing import Path
+from ..core.leaf import Leaf
 from ..core.lock import lock
 from ..core.traverse import leaves_with_path, nodes, rebuild, slots
 from ..errors import LockedError, SchemaMismatch
@@ -36,11 +37,23 @@ def place(
         return replace_leaves(td, tensors, td._device if keep_device else device)
     out = rebuild(td, tensors)
     if not keep_device and (device is not None or td._device is not None):
-        for part in nodes(out):
-            part._device = device
+        set_device(out, device)
     if td._lock is not None:
         lock(out)
     return out
+
+
+def set_device(td: Any, device: torch.device | None) -> None:
+    """Set the device attribute of every node, and what non-tensor values say it is."""
+    for part in nodes(td):
+        part._device = device
+        if part._members() is not None:
+            continue
+        if any(issubclass(kind, Leaf) for kind in set(map(type, part._contents()))):
+            holder = part._bare()
+            for name, entry in list(holder._items()):
+                if isinstance(entry, Leaf):
+                    holder._store(name, entry._with(entry._batch_size, device))
 
 
 def cast_in_place(
@@ -90,8 +103,7 @@ def replace_leaves(td: Any, tensors: Sequence[Tensor], device: torch.device | No
         raise LockedError
     for (_, holder, name), x in zip(list(slots(td)), tensors):
         holder._store(name, x)
-    for node in nodes(td):
-        node._device = device
+    set_device(td, device)
     return td
 
 

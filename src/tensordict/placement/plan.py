@@ -34,7 +34,7 @@ from .hidden import HiddenTensor, move_hidden
 from .memory import CHECKED_NBYTES, check_free_memory
 from .names import dtype_name
 from .pending import PendingMoves
-from .placing import cast_in_place, place, write_out
+from .placing import cast_in_place, place, set_device, write_out
 from .report import PlanReport, read_plan
 from .routes import TRANSFERS, Move, Route, distinct
 from .rules import Unmatched, near_misses
@@ -188,8 +188,7 @@ class MovePlan(PlanReport):
             ties,
         )
         if self.target_device is not None:
-            for part in nodes(td):
-                part._device = self.target_device
+            set_device(td, self.target_device)
         self._move_hidden(td)
         return td
 
