@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict, lazy_stack, tensorclass
 from tensordict.device.fake import FakeDevices
 from tensordict.errors import LockedError
-from tensordict.placement import TensorAttrs, spec
+from tensordict.placement import Target, TensorAttrs, plan_moves, spec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -697,3 +697,15 @@ def test_sparse_jagged_and_inference_leaves():
         with td.to(torch.float64) as wide:
             wide["a"].add_(1)
         assert td["a"].tolist() == [2, 2]
+
+
+def test_patterns_and_keys_reach_the_members_of_a_stack():
+    td = TensorDict({"s": ragged(), "x": torch.zeros(2)})
+    for target in (
+        spec(rules={"s.a": torch.float64}),
+        spec({("s", "a"): Target(dtype=torch.float64)}),
+    ):
+        out = td.to(target)
+        assert [m["a"].dtype for m in out["s"].unbind(0)] == [torch.float64] * 2
+        assert out["x"] is td["x"] and out["s"].unbind(0)[0]["n", "b"].dtype is torch.float32
+        assert plan_moves(td, target, on_unused="error").n_copies == 2

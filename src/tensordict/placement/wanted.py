@@ -11,7 +11,7 @@ from torch import Size, Tensor
 from .._keys import short
 from .._typing import Path
 from ..core.node import Node
-from ..core.traverse import entries_beside, entries_with_path, nodes
+from ..core.traverse import entries_beside, entries_with_path, nodes, nodes_with_path
 from ..errors import LayoutError
 from .attrs import TensorAttrs
 from .layout import Layout
@@ -37,7 +37,7 @@ class Wanted:
         self, td: Node, paths: Sequence[Path], target: Any, policy: CastPolicy | None
     ) -> None:
         self.device: torch.device | None = None
-        self._paths = list(paths)
+        self._paths = key_paths(td, paths)
         self._entries: dict[Path, Target] = {}
         self._rules: RuleSet | None = None
         self._default = _NOTHING
@@ -192,6 +192,14 @@ class Wanted:
         parts = nodes(self._records)
         total = sum(len(part._names()) for part in parts) - (len(parts) - 1)
         return total == len(self._beside) and self._only_records
+
+
+def key_paths(td: Node, paths: Sequence[Path]) -> list[Path]:
+    """Paths as users write them: through a lazy stack by key alone, without the member's number."""
+    if all(part._members() is None for part in nodes(td)):
+        return list(paths)
+    stacks = {path for path, node in nodes_with_path(td) if node._members() is not None}
+    return [tuple(name for i, name in enumerate(path) if path[:i] not in stacks) for path in paths]
 
 
 def _by_dtype_and_device(goal: Any) -> bool:
