@@ -88,6 +88,45 @@ def test_promotion_is_torchs():
     assert td.maximum(2.5)["i"].dtype == torch.float32
 
 
+class Proud(torch.Tensor):
+    """A tensor that is not seen with plain ones, as distributed tensors are not."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        flat = [x for a in args for x in (a if isinstance(a, (list, tuple)) else [a])]
+        if any(type(x) is torch.Tensor for x in flat):
+            raise RuntimeError("plain tensors are below me")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_numbers_with_subclasses():
+    td = TensorDict({str(i): torch.ones(3).as_subclass(Proud) for i in range(4)})
+    td["p"] = torch.nn.Parameter(torch.ones(3))
+    for out in (td * 2, 3 - td, 2 * td.clone(), td.detach().clone().mul_(2)):
+        assert [type(x) for x in out.values()] == [Proud] * 4 + [torch.Tensor]
+        assert all((x == 2).all() for x in out.values())
+    assert (td < 2).all() and not (td == 2).any()
+
+
+def test_numbers_with_fake_tensors():
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        td = TensorDict({str(i): torch.ones(3) for i in range(4)}, [3])
+    for out in (td * 2, 1 - td, td < 2, td.clone().add_(1)):  # outside of the mode
+        assert out["2"].shape == (3,)
+
+
+def test_numbers_that_do_not_fit_a_dtype():
+    td = TensorDict(f=torch.ones(2), d=torch.ones(2).double(), i=torch.ones(2, dtype=torch.int64))
+    out = td * 1e300
+    assert out["f"].isinf().all() and (out["d"] == 1e300).all() and out["i"].dtype == torch.float32
+    small = TensorDict(u=torch.tensor([250], dtype=torch.uint8), h=torch.ones(1).half())
+    assert (small + 10)["u"] == 4 and (small * 0.1)["h"] == torch.ones(1).half() * 0.1
+    large = TensorDict({str(i): torch.ones(5000) for i in range(3)})
+    assert ((large * 2) == 2).all()
+
+
 def test_alpha_and_rounding_mode():
     td = tree()
     assert_close(td.add(td, alpha=2)["a"], td["a"] * 3)

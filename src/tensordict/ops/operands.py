@@ -56,6 +56,12 @@ def grouped(xs: Sequence[Tensor]) -> bool:
     return not torch.compiler.is_compiling() or not _half_differentiable(xs)
 
 
+def one_kind(xs: Sequence[Tensor]) -> bool:
+    """Whether no leaf is of a subclass that may refuse to be grouped with the others."""
+    kinds = {type(x) for x in xs}
+    return len(kinds) == 1 or kinds <= _PLAIN
+
+
 def _half_differentiable(xs: Sequence[Tensor]) -> bool:
     """Whether autograd would meet integers among leaves that require grad: foreach refuses."""
     if not torch.is_grad_enabled():
@@ -107,6 +113,8 @@ def number_list(value: Any, xs: Sequence[Tensor]) -> list[Tensor] | None:
         return None
     if transforms() is not None or torch.compiler.is_compiling():
         return None
+    if not {type(x) for x in xs} <= _PLAIN:
+        return None  # a subclass may refuse plain tensors beside its own
     try:
         dtypes = {x.dtype for x in xs}
         if len(dtypes) == 1:
@@ -126,6 +134,7 @@ def _number_like(value: Any, kind: type, dtype: torch.dtype) -> Tensor | None:
 
 
 _SMALL = 2048
+_PLAIN = {Tensor, torch.nn.Parameter}
 # Dtypes in which torch computes with a number as it does with a tensor of the dtype.
 _EXACT = frozenset({torch.float32, torch.float64, torch.int64})
 
