@@ -16,7 +16,7 @@ from .._keys import short
 from ..core.node import Node
 from ..core.traverse import leaves_with_path
 from ..errors import ShapeError, table_of
-from .operands import grouped, one_kind, transforms
+from .operands import grouped, transforms
 
 
 def write_each(
@@ -46,7 +46,7 @@ def write_each(
             _rehearse(xs, fn, operands, kwargs)
             if _half_differentiable(xs, lists):
                 each = None
-    if each is not None and grouped(xs) and one_kind(xs):
+    if each is not None and grouped(xs):
         try:
             each(xs, *operands, **kwargs)
             return

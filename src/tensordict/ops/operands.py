@@ -52,14 +52,11 @@ def grouped(xs: Sequence[Tensor]) -> bool:
     """Whether one foreach call pays for these leaves, and is allowed."""
     if len(xs) < 3 or transforms() is not None:
         return False
+    kinds = {type(x) for x in xs}
+    if len(kinds) > 1 and not kinds <= _PLAIN:
+        return False  # a subclass would make all the results its own, or refuse the others
     # Where nothing is traced, `run_grouped` and `write_each` find out by themselves.
     return not torch.compiler.is_compiling() or not _half_differentiable(xs)
-
-
-def one_kind(xs: Sequence[Tensor]) -> bool:
-    """Whether no leaf is of a subclass that may refuse to be grouped with the others."""
-    kinds = {type(x) for x in xs}
-    return len(kinds) == 1 or kinds <= _PLAIN
 
 
 def _half_differentiable(xs: Sequence[Tensor]) -> bool:
