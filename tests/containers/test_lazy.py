@@ -517,3 +517,10 @@ def test_rows_of_text_and_dicts_through_a_training_step():
         assert row["meta"] == s["meta"] == metas[i]
         assert row["inner", "note"] == s["inner"]["note"] == notes[i]
         assert row["inner", "score"].item() == s["inner"]["score"]
+
+
+def test_keys_of_any_member_and_nested_reads():
+    lazy = exclusive()
+    assert lazy.valid_keys() == ["a", "n", "b"]
+    assert lazy.valid_keys(True, True, sort=True) == ["a", "b", ("n", "x"), ("n", "y")]
+    assert ragged().get_nestedtensor("a").is_nested and ragged().get_nestedtensor("z") is None

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Size, Tensor
 
-from .._keys import short
+from .._keys import path_of, short
+from .._typing import NO_DEFAULT
 from ..core import lock as locking
 from ..core.leaf import Leaf, NonTensorDataBase, join
 from ..core.lock import LockState
@@ -170,6 +171,36 @@ class LazyStackedTensorDict(TensorDictBase):
             exclusive=exclusive,
             extra={"stack_dim": self._stack_dim},
         )
+
+    # --- entries that not all members have, or not in one shape ---------------------------
+
+    def valid_keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Any = None,
+        *,
+        sort: bool = False,
+    ) -> list[Any]:
+        """The keys that any member has, in the order in which the members have them.
+
+        Args:
+            include_nested, leaves_only, is_leaf, sort: as in `keys`.
+
+        >>> from tensordict import TensorDict
+        >>> LazyStackedTensorDict(TensorDict(a=1), TensorDict(b=1)).valid_keys()
+        ['a', 'b']
+        """
+        found: dict[Any, None] = {}
+        for member in self._stacked:
+            found.update(dict.fromkeys(member.keys(include_nested, leaves_only, is_leaf)))
+        return sorted(found, key=path_of) if sort else list(found)
+
+    def get_nestedtensor(
+        self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None
+    ) -> Any:
+        """An entry as a nested tensor: ``get(key, as_nested_tensor=True)``."""
+        return self.get(key, default, as_nested_tensor=True, layout=layout)
 
     # --- dense forms ------------------------------------------------------------------
 

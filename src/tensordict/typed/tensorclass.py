@@ -92,17 +92,27 @@ def tensorclass(
     tensor_only: bool = False,
     kw_only: bool = False,
     register_as: str | None = None,
+    skip_post_init_on_rebuild: bool = True,
 ) -> Callable[[type[T]], type[T]]: ...
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
-def tensorclass(cls: Any = None, /, *, register_as: str | None = None, **options: bool) -> Any:
+def tensorclass(
+    cls: Any = None,
+    /,
+    *,
+    register_as: str | None = None,
+    skip_post_init_on_rebuild: bool = True,
+    **options: bool,
+) -> Any:
     """Make a class of annotated fields a `TensorClass`.
 
     Args:
         cls: the class.
         register_as: name under which files and messages know it; ``module:qualname``
             without it.
+        skip_post_init_on_rebuild: accepted for compatibility of calls: ``__post_init__``
+            runs at construction only.
         **options: see `tensordict.typed.fields.Options`.
 
     >>> import torch
