@@ -14,6 +14,7 @@ from tensordict import (
     NonTensorStack,
     PackLayout,
     TensorDict,
+    lazy_stack,
     pad,
     pad_sequence,
     unpad_sequence,
@@ -343,6 +344,16 @@ def test_check_batch_op_notices_other_rows():
     td = TensorDict({"a": torch.arange(3)}, [3])
     with pytest.raises(AssertionError):
         check_batch_op(td, td.flip(0), lambda x, tail: x)
+
+
+def test_stacks_are_packed_as_one_tensor():
+    rows = lazy_stack([TensorDict({"a": torch.full((2, 3), i)}, [2]) for i in range(3)])
+    for td in (rows, TensorDict({"n": rows}, [3])):
+        flat_tensor, layout = td.pack()
+        assert flat_tensor[:, -1].reshape(-1).unique().tolist() == [0, 1, 2]
+        back = layout.unpack(flat_tensor)
+        key = "a" if td is rows else ("n", "a")
+        assert torch.equal(back[key], rows["a"]) and back.batch_size == td.batch_size
 
 
 def test_a_subclass_is_unpacked_as_it_was():

@@ -18,6 +18,7 @@ from ..core.registry import node_class
 from ..core.structural import named
 from ..core.traverse import entries_with_path, nodes_with_path
 from ..errors import DimError, EntryTypeError, ShapeError, StructureError
+from .dense_forms import densified
 
 if TYPE_CHECKING:
     pass
@@ -126,9 +127,10 @@ class PackingMethods(Node):
                 f"dim {dim} is out of range for packing a tensordict with {ndim} batch dimensions."
             )
         at = dim % (ndim + 1)
-        entries = list(entries_with_path(self))
+        node = densified(self) if _holds_stack(self) else self
+        entries = list(entries_with_path(node))
         if layout is None:
-            layout = _layout_of(self, entries, at - ndim - 1)
+            layout = _layout_of(node, entries, at - ndim - 1)
             columns: list[Any] = [x for _, x in entries]
         else:
             columns = _ordered(entries, layout, ndim)
@@ -144,6 +146,14 @@ class PackingMethods(Node):
             -1,
         )
         return (flat.movedim(-1, layout.dim) if layout.dim != -1 else flat), layout
+
+
+def _holds_stack(node: Node) -> bool:
+    if node._members() is not None:
+        return True
+    # Most trees have no nodes below: then there is nothing to walk.
+    below = nodes_with_path(node) if node._children() else ()
+    return any(part._members() is not None for _, part in below)
 
 
 def _layout_of(node: Node, entries: list[tuple[Path, Any]], dim: int) -> PackLayout:
