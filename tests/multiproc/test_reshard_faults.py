@@ -17,14 +17,14 @@ pytestmark = pytest.mark.ranks
 S0, S1 = Placement("shard", 0), Placement("shard", 1)
 
 
-def plan_of(**options):
-    src = Layout.from_placements([96, 96], [3], [S0], dtype=torch.float32)
-    dst = Layout.from_placements([96, 96], [3], [S1])
+def plan_of(side=96, **options):
+    src = Layout.from_placements([side, side], [3], [S0], dtype=torch.float32)
+    dst = Layout.from_placements([side, side], [3], [S1])
     return plan_reshard({"w": src, "v": src}, {"w": dst, "v": dst}, **options)
 
 
-def mine(rank, rows=32):
-    return {name: torch.full((rows, 96), float(rank)) for name in "wv"}
+def mine(rank, rows=32, columns=96):
+    return {name: torch.full((rows, columns), float(rank)) for name in "wv"}
 
 
 def good(rank):
@@ -64,26 +64,28 @@ def test_misfits_are_told_to_all_and_the_group_serves_on():
     assert all(f"rank {bad}" in first[4 * bad + i] for bad in range(3) for i in (1, 2, 3))
 
 
-def killed(rank, size, victim, at):
+def killed(rank, size, victim, at, side):
     """One rank is killed before its ``at``-th message."""
     transport = TorchTransport.of(None)
     if rank == victim:
         call = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
         transport = FaultyTransport(transport, Fault(at=at, kind="call", call=call))
-    out = {name: torch.zeros(96, 32) for name in "wv"}
+    out = {name: torch.zeros(side, side // 3) for name in "wv"}
+    data = mine(rank, side // 3, side)
     dist.barrier()
     begin = time.monotonic()
     with pytest.raises(TransferError) as caught:
-        reshard(mine(rank), plan_of(), out=out, transport=transport, timeout=20).wait(40)
+        reshard(data, plan_of(side), out=out, transport=transport, timeout=60).wait(90)
     took = time.monotonic() - begin
     assert not any(x.any() for x in out.values())
     return type(caught.value).__name__, str(caught.value), took
 
 
-@pytest.mark.parametrize("at", [0, 1, 3])
+# Before it says anything, within the agreement, and in the middle of large messages.
+@pytest.mark.parametrize(("at", "side"), [(0, 96), (1, 96), (3, 96), (4, 3072)])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_is_an_error_on_the_others(victim, at):
-    results = run_ranks(killed, 3, victim, at, reuse=False, may_die=[victim])
+def test_a_killed_rank_is_an_error_on_the_others(victim, at, side):
+    results = run_ranks(killed, 3, victim, at, side, reuse=False, may_die=[victim])
     assert results[victim] is None
     for rank, result in enumerate(results):
         if rank != victim:

@@ -182,6 +182,66 @@ def test_loader_and_double_buffer():
     assert LoopbackGroup(2).run(main) == [[("w", 16.0), ("b", 4.0)]] * 2
 
 
+class InFlight:
+    """A transport that knows how many bytes of payload are under way."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.now = self.peak = 0
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def isend(self, tensor, dst, tag, *, control=False):
+        return self._count(self.inner.isend(tensor, dst, tag, control=control), tensor, control)
+
+    def irecv(self, tensor, src, tag, *, control=False):
+        return self._count(self.inner.irecv(tensor, src, tag, control=control), tensor, control)
+
+    def _count(self, work, tensor, control):
+        if control:
+            return work
+        self.now += tensor.numel()
+        self.peak = max(self.peak, self.now)
+        outer = self
+
+        class Counted:
+            def wait(self, timeout=None):
+                work.wait(timeout)
+                outer.now -= tensor.numel()
+
+        return Counted()
+
+
+@pytest.mark.parametrize("limit", [512, 2048, 100_000])
+def test_no_more_bytes_are_under_way_than_the_plan_says(limit):
+    src = {f"p{i}": lay((24, 12), [4], [S(0)]) for i in range(5)}
+    dst = {name: lay((24, 12), [4], [S(1)]) for name in src}
+    plan = plan_reshard(src, dst, bucket_bytes=256, pack_below=128, max_staging_bytes=limit)
+
+    def main(transport):
+        counted = InFlight(transport)
+        mine = {name: torch.ones(6, 12) for name in src}
+        reshard(mine, plan, transport=counted).wait(20)
+        return counted.peak
+
+    for rank, peak in enumerate(LoopbackGroup(4).run(main)):
+        assert peak == plan.peak_bytes(rank) <= limit
+
+
+def test_entries_that_are_no_tensors_stay_where_they_are():
+    layout = lay((4,), [1], [R])
+    plan = plan_reshard({"a.w": layout}, {"a.w": layout})
+    td = TensorDict({"a": {"w": torch.ones(4), "note": "hello"}, "step": 3})
+
+    def main(transport):
+        out = td.clone()
+        reshard(td, plan, transport=transport, out=out).wait(20)
+        return out["a", "note"]
+
+    assert LoopbackGroup(1).run(main) == ["hello"]
+
+
 def test_ranks_outside_of_the_plan_get_nothing():
     plan = plan_reshard({"w": lay((4,), [1], [R], 1)}, {"w": lay((4,), [1], [R], 2)})
 
@@ -295,7 +355,7 @@ def test_bytes_that_changed_are_found_and_nothing_is_written():
 def test_a_rank_that_dies_is_named_by_all_others(dead, partial):
     src = {"w": lay((6, 6), [3], [S(0)]), "b": lay((3,), [3], [S(0)])}
     plan = plan_reshard(src, {"w": lay((6, 6), [3], [S(1)]), "b": lay((3,), [3], [S(0)])})
-    group = LoopbackGroup(3, timeout=10)
+    group = LoopbackGroup(3, timeout=3)
 
     def die():
         group.lose(dead)
@@ -312,7 +372,8 @@ def test_a_rank_that_dies_is_named_by_all_others(dead, partial):
             reshard(mine, plan, transport=transport, out=out, partial=partial).wait(20)
         except TransferError as error:
             if partial:
-                assert error.incomplete == ["w"]
+                # b, which is copied only, may be done or not.
+                assert error.incomplete in (["w"], ["b", "w"])
             else:
                 assert not any(x.any() for x in out.values())
             raise

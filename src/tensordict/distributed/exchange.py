@@ -23,6 +23,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from ..device.sync import Barrier, wait_for
 from ..errors import LayoutError, PlanMismatch, TransferError, TransferTimeout, table_of
 from ..placement.layout import Layout
 from ..placement.models import local_tensor, tensors_of
@@ -30,7 +31,7 @@ from ..placement.names import dtype_name
 from ..placement.reshard import ReshardPlan
 from ..placement.reshard_program import Message
 from ..storage.named import tree_of
-from .consensus import Consensus, Report
+from .consensus import Consensus, Report, Vote
 from .pending import Pending
 from .resharding import Stage, Workspace
 from .transport import TorchTransport, Transport, Work, group_rank
@@ -62,7 +63,7 @@ class RunOptions(TypedDict, total=False):
     partial: bool
     verify: bool
     timeout: float
-    device: torch.device
+    device: torch.device | str
     loader: Callable[[str, Tensor], Any]
     transport: Transport
 
@@ -114,7 +115,30 @@ def reshard(
     if me is None:
         return Pending(lambda: None, "reshard of other ranks")
     run = _Run(plan, me, members, transport, tag, options)
-    return Pending(lambda: run.do(td, out), f"reshard on rank {me}")
+    # Hooks of modules run here, and so do the queues that the tensors wait in.
+    held = _Held.of(td, out)
+    return Pending(lambda: run.do(held, out), f"reshard on rank {me}")
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a rank passed in: tensors by name, or why there are none."""
+
+    sources: dict[str, Tensor] = field(default_factory=dict)
+    targets: dict[str, Tensor] = field(default_factory=dict)
+    queued: Barrier | None = None
+    error: Exception | None = None
+
+    @staticmethod
+    def of(td: Any, out: Any) -> _Held:
+        held = _Held()
+        try:
+            held.sources, held.targets = tensors_of(td), tensors_of(out)
+            devices = {x.device for x in (*held.sources.values(), *held.targets.values())}
+            held.queued = Barrier(devices)
+        except Exception as error:  # the other ranks must hear of it
+            held.error = error
+        return held
 
 
 def _members(plan: ReshardPlan, transport: Transport, group: Any) -> dict[int, int]:
@@ -179,58 +203,68 @@ class _Run:
     report: Report = field(init=False)
     lost: set[int] = field(default_factory=set)
     digests: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
-    unfinished: list[Message] = field(default_factory=list)
+    through: set[Any] = field(default_factory=set)
     awaited: int = -1
     given_up: bool = False
     progress: int = 0
 
-    def do(self, td: Any, out: Any) -> Any:
+    def do(self, held: _Held, out: Any) -> Any:
         """Run the plan; the result of the handle."""
         self.report = Report(bytes.fromhex(self.plan.hash))
         space: Workspace | None = None
         targets: dict[str, Tensor] = {}
         try:
-            sources, targets, problems = self._check(td, out)
+            if held.error is not None:
+                raise held.error
+            sources, targets, problems = self._check(held, out is not None)
             self.report.rows += problems
             self.report.kind = PlanMismatch
             if not problems:
                 space = self._workspace(sources, targets)
+            if held.queued is not None:
+                held.queued.wait()
         except Exception as error:  # the others must hear of it
             self.report.note(error, "preparing")
-        self._agree("Cannot reshard: the ranks do not agree.")
+        Vote(self._consensus()).cast(self.report, "Cannot reshard: the ranks do not agree.")
         assert space is not None
         self.report = Report(bytes(16))
-        self._watch(space)
+        vote = self._watch(space)
         try:
-            # A rank may come here late, after it has waited in vain for another one.
-            self._agree("Cannot reshard: the exchange failed.", times=2)
+            vote.cast(self.report, "Cannot reshard: the exchange failed.")
         except TransferError as error:
             raise self._told(error, space) from None
         return self._commit(space, targets, out)
 
     def _workspace(self, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Workspace:
-        partial = self.options.get("partial", False)
         device = self.options.get("device")
         if device is None:
             near = next(iter((*targets.values(), *sources.values())), None)
-            device = torch.device("cpu") if near is None else near.device
-        if device.type not in self.transport.capabilities.devices:
-            device = torch.device("cpu")
-        return Workspace(self.plan, self.rank, sources, targets if partial else {}, device)
+            device = "cpu" if near is None else near.device
+        device = torch.device(device)
+        can_carry = device.type in self.transport.capabilities.devices
+        written = targets if self.options.get("partial") else {}
+        return Workspace(
+            self.plan,
+            self.rank,
+            sources,
+            written,
+            device=device,
+            buffers=device if can_carry else torch.device("cpu"),
+        )
 
     # --- before -----------------------------------------------------------------------
 
     def _check(
-        self, td: Any, out: Any
+        self, held: _Held, writes: bool
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, str]]]:
         """Local tensors of both sides, and all that does not fit the plan."""
         problems: list[tuple[str, str]] = []
         needed = {name: x for name, x in self.plan.src.items() if x.has_rank(self.rank)}
-        sources = self._fitting(tensors_of(td), needed, "the source", problems)
+        sources = self._fitting(held.sources, needed, "the source", problems)
         targets: dict[str, Tensor] = {}
-        if out is not None:
+        if writes:
             wanted = {name: x for name, x in self.plan.dst.items() if x.has_rank(self.rank)}
-            targets = self._fitting(tensors_of(out), wanted, "out", problems)
+            targets = self._fitting(held.targets, wanted, "out", problems)
             if self.options.get("partial"):
                 problems += _shared(sources, targets)
         return sources, targets, problems
@@ -264,13 +298,17 @@ class _Run:
 
     # --- payload ----------------------------------------------------------------------
 
-    def _watch(self, space: Workspace) -> None:
-        """Let a thread exchange, and give it up when nothing arrives for too long.
+    def _watch(self, space: Workspace) -> Vote:
+        """Let a thread exchange; give it up when nothing arrives for too long, or all is lost.
 
-        A wait of gloo that times out closes the connections to all ranks, so none has a timeout.
+        The vote on the outcome listens meanwhile: gloo does not wake a rank whose peer dies in the
+        middle of a large message, but it does where a small one is waited for.
         """
+        wake = threading.Event()
         over = threading.Event()
         report = self.report
+        # A rank may come to the vote late, after it has waited in vain for another one.
+        vote = Vote(self._consensus(times=2), wake)
 
         def run() -> None:
             try:
@@ -279,22 +317,27 @@ class _Run:
                 report.note(error, "payload")
             finally:
                 over.set()
+                wake.set()
 
-        threading.Thread(
-            target=run, name=f"reshard payload on rank {self.rank}", daemon=True
-        ).start()
+        name = f"reshard payload on rank {self.rank}"
+        threading.Thread(target=run, name=name, daemon=True).start()
         seen, since = self.progress, time.monotonic()
-        while not over.wait(min(0.25 * self._patience(), 0.5)):
+        while True:
+            wake.wait(min(0.25 * self._patience(), 0.5))
+            wake.clear()
+            if over.is_set():
+                return vote
             now = time.monotonic()
+            lost = vote.is_lost()
             if self.progress != seen:
                 seen, since = self.progress, now
-            elif now - since >= self._patience():
+            if lost or now - since >= self._patience():
                 self.given_up = True
                 self.report = Report(report.digest, list(report.rows), report.kind)
-                name = self._name(self.awaited)
-                error = TransferTimeout(f"nothing for {now - since:.1f} s")
-                self.report.note(error, f"payload with {name}")
-                return
+                if not lost:
+                    error = TransferTimeout(f"nothing for {now - since:.1f} s")
+                    self.report.note(error, f"payload with {self._name(self.awaited)}")
+                return vote
 
     def _name(self, rank: int) -> str:
         return self.transport.name_of(self.members[rank])
@@ -342,7 +385,6 @@ class _Run:
     def _start(self, space: Workspace, message: Message) -> _Flight | None:
         peer = message.dst if message.src == self.rank else message.src
         if peer in self.lost:
-            self.unfinished.append(message)
             return None
         try:
             if message.src == self.rank:
@@ -353,7 +395,7 @@ class _Run:
                 data, stage = space.incoming(message)
                 work = self.transport.irecv(data, self.members[peer], self.tag)
         except TransferError as error:
-            self._failed(message, peer, error)
+            self._failed(peer, error)
             return None
         return _Flight(message, data, work, stage)
 
@@ -365,7 +407,7 @@ class _Run:
             flight.work.wait()
         except TransferError as error:
             if not self.given_up:
-                self._failed(message, peer, error)
+                self._failed(peer, error)
             return
         finally:
             self.progress += 1
@@ -375,6 +417,7 @@ class _Run:
             self._note(message, flight.data)
             if stage is not None:
                 space.unpack(message, stage)
+            self.through.add(message.key)
         if stage is not None:
             space.give_back(message, stage)
 
@@ -383,9 +426,8 @@ class _Run:
         timeout = float(self.options.get("timeout", _TIMEOUT))
         return min(timeout, _GRACE) if self.lost else timeout
 
-    def _failed(self, message: Message, peer: int, error: TransferError) -> None:
+    def _failed(self, peer: int, error: TransferError) -> None:
         """Go on with the other peers: they wait for this rank."""
-        self.unfinished.append(message)
         if peer not in self.lost:
             self.lost.add(peer)
             self.report.note(error, f"payload with {self._name(peer)}")
@@ -420,28 +462,29 @@ class _Run:
 
     # --- after --------------------------------------------------------------------------
 
-    def _agree(self, headline: str, times: int = 1) -> None:
-        timeout = times * float(self.options.get("timeout", _TIMEOUT))
-        names = [self.transport.name_of(local) for local in self.members.values()]
-        Consensus(
+    def _consensus(self, times: int = 1) -> Consensus:
+        return Consensus(
             self.transport,
             list(self.members.values()),
-            names,
+            [self.transport.name_of(local) for local in self.members.values()],
             self.tag + 1,
-            timeout,
-        ).agree(self.report, headline)
+            times * float(self.options.get("timeout", _TIMEOUT)),
+        )
 
     def _told(self, error: TransferError, space: Workspace) -> TransferError:
         """The error with what it means for ``out``."""
         if not self.options.get("partial"):
             return error
-        slots = space.program.targets
-        names = {
-            slots[piece.cut.slot].name
-            for m in self.unfinished
-            if m.dst == self.rank
-            for piece in m.pieces
-        }
+        program = space.program
+        missing = [
+            piece.cut
+            for message in program.messages
+            if message.dst == self.rank and message.key not in self.through
+            for piece in message.pieces
+        ]
+        if not space.copied:
+            missing += [cut for _, cut in program.copies]
+        names = {program.targets[cut.slot].name for cut in missing}
         text = ", ".join(sorted(names)) or "none"
         told = type(error)(f"{error}\nTensors of out that are not complete on this rank: {text}.")
         told.incomplete = sorted(names)  # type: ignore[attr-defined]
@@ -463,6 +506,7 @@ class _Run:
             if pairs:
                 with torch.no_grad():
                     torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+        wait_for({value.device for value in results.values()})
         loader = self.options.get("loader")
         if loader is not None:
             for name, value in results.items():

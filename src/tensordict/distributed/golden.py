@@ -151,7 +151,10 @@ def simulate_reshard(
         For each destination rank its tensors by name, and what crossed.
     """
     device = torch.device("cpu")
-    spaces = {rank: Workspace(plan, rank, sources.get(rank, {}), {}, device) for rank in plan.ranks}
+    spaces = {
+        rank: Workspace(plan, rank, sources.get(rank, {}), {}, device=device, buffers=device)
+        for rank in plan.ranks
+    }
     traffic = Traffic()
     for space in spaces.values():
         space.copy_local()

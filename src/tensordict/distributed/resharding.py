@@ -19,7 +19,7 @@ from ..placement.reshard import ReshardPlan
 from ..placement.reshard_program import Cut, Message, RankProgram, Slot, program_of
 from ..placement.views import Block
 
-_MAX_KEPT_NBYTES: Final = 128 << 20
+_MAX_KEPT_NBYTES: Final = 64 << 20
 
 
 class _Bound(NamedTuple):
@@ -44,7 +44,8 @@ class Workspace:
         sources: Local source tensors by name.
         targets: Local destination tensors by name, written as bytes arrive.  Those that are
             missing are made, on ``device``.
-        device: Where new tensors and message buffers are.
+        device: Where new tensors are made.
+        buffers: Where messages are packed: what the transport can carry.
     """
 
     def __init__(
@@ -53,11 +54,15 @@ class Workspace:
         rank: int,
         sources: Mapping[str, Tensor],
         targets: Mapping[str, Tensor],
+        *,
         device: torch.device,
+        buffers: torch.device,
     ) -> None:
         self.plan = plan
         self.program: RankProgram = program_of(plan, rank)
         self.device = device
+        self.copied = False
+        self._buffers = buffers
         self.results: dict[str, Tensor] = {}
         self._stages: Stages = self.program.memo.setdefault("stages", Stages())
         self._fill(rank, targets)
@@ -95,6 +100,7 @@ class Workspace:
             to = self._views("copied to", self._targets, lambda: [cut for _, cut in copies])
             source = self._views("copied from", self._sources, lambda: [cut for cut, _ in copies])
             _copy_all(to, source)
+        self.copied = True
 
     def outgoing(self, message: Message) -> tuple[Tensor, Stage | None]:
         """The bytes of a message to send, and the buffer that they were packed in.
@@ -104,7 +110,7 @@ class Workspace:
         views = self._of_message(message, self._targets if message.stage else self._sources)
         if self._in_place(message, views):
             return _flat_bytes(views[0]), None
-        stage = self._stages.take(message, self.device)
+        stage = self._stages.take(message, self._buffers)
         _copy_all(stage.views, views)
         return stage.data, stage
 
@@ -113,7 +119,7 @@ class Workspace:
         views = self._of_message(message, self._targets)
         if self._in_place(message, views):
             return _flat_bytes(views[0]), None
-        stage = self._stages.take(message, self.device)
+        stage = self._stages.take(message, self._buffers)
         return stage.data, stage
 
     def unpack(self, message: Message, stage: Stage) -> None:
@@ -137,7 +143,7 @@ class Workspace:
             return False
         view = views[0]
         fits = view.dtype is message.pieces[0].wire and view.is_contiguous()
-        return fits and view.device == self.device
+        return fits and view.device == self._buffers
 
     def _of_message(self, message: Message, bound: _Bound) -> list[Tensor]:
         return self._views(message.key, bound, lambda: [piece.cut for piece in message.pieces])

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._keys import dotted
 from ..core.node import Node
+from ..core.traverse import leaves_with_path
 from ..errors import LayoutError
-from ..storage.named import named_tensors
 from .layout import Layout, Placement
 from .reshard import Layouts
 
@@ -32,7 +33,8 @@ def tensors_of(tree: Any) -> dict[str, Tensor]:
     if tree is None:
         return {}
     if isinstance(tree, Node):
-        return named_tensors(tree)
+        # What is no tensor stays where it is.
+        return {dotted(path): x for path, x in leaves_with_path(tree)}
     if isinstance(tree, nn.Module):
         tree = tree.state_dict(keep_vars=True)
     return {name: value for name, value in tree.items() if isinstance(value, Tensor)}
