@@ -5,10 +5,10 @@
                                           <- ACCEPT, NEED_SCHEMA or REFUSE
     schema, when it was asked for         ->
                                           <- ACCEPT or REFUSE
-    packed message, large leaves, end     ->
+    large leaves, packed message, end     ->
                                           <- COMMIT or REFUSE, for a large or a summed payload
 
-Each side posts only what the other has agreed to, so a refusal leaves nothing behind and
+Each side sends only what the other has agreed to, so a refusal leaves nothing behind and
 the group can be used again at once.  Both sides raise the same error.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -35,18 +35,18 @@ from .refusal import decode_error, encode_error
 from .transport import Work, bytes_tensor
 from .wire import Checksum, Header, Kind, Limits
 
-_Ready: TypeAlias = "tuple[Tensor, list[Tensor]]"  # the packed message, and the large leaves
-
 
 @dataclass(slots=True)
 class _Payload:
-    """What a sender is about to send."""
+    """What a sender is about to send; its messages are made when they are asked for."""
 
     stage: Stage
     values: bytes
     described: Described
     entry: Known
     devices: frozenset[str]
+    _packed: Tensor | None = None
+    _large: list[Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -54,16 +54,21 @@ class _Payload:
 
     def packed(self) -> Tensor:
         """The packed message: the small parts, then the values."""
-        message = self.stage.message(len(self.values))
-        self.stage.pack(self.described.parts)
-        if self.values:
-            end = self.entry.packing.packed_nbytes
-            message[end:].copy_(bytes_tensor(bytearray(self.values)))
-        return message
+        if self._packed is None:
+            message = self._packed = self.stage.message(len(self.values))
+            self.stage.pack(self.described.parts)
+            if self.values:
+                end = self.entry.packing.packed_nbytes
+                message[end:].copy_(bytes_tensor(bytearray(self.values)))
+        return self._packed
 
     def large(self) -> list[Tensor]:
-        parts = self.described.parts
-        return [packing.sendable(parts[i], self.devices) for i in self.entry.packing.large]
+        """The parts that travel alone."""
+        if self._large is None:
+            parts = self.described.parts
+            large = self.entry.packing.large
+            self._large = [packing.sendable(parts[i], self.devices) for i in large]
+        return self._large
 
 
 def run_send(request: Request, node: Node) -> None:
@@ -126,32 +131,31 @@ def _error_body(error: Exception) -> bytes:
 
 def _send(link: Link, payload: _Payload) -> None:
     request = link.request
-    header, schema, ready = _announce(request, payload)
-    inline = b""
-    if header.inline_payload:
-        packed = payload.packed() if ready is None else ready[0]
-        inline = packed.numpy().tobytes()
+    header, schema = _announce(request, payload)
+    inline = payload.packed().numpy().tobytes() if header.inline_payload else b""
     frame = wire.eager_frame(header, schema, inline)
     if not request.strict:
-        _send_unasked(link, frame, header, payload, ready)
+        link.post_frame(frame)
+        if not header.inline_schema:
+            link.post_bytes(payload.entry.data)
+        _send_payload(link, payload, header)
+        link.flush()
         return
     reply = link.expect_reply()
     link.post_frame(frame)
-    if ready is None and not header.inline_payload:
-        ready = payload.packed(), payload.large()  # while the receiver makes up its mind
+    if not payload.entry.packing.large:
+        payload.packed()  # while the receiver makes up its mind
     _agree(link, payload.entry, reply)
     commit = link.expect_reply() if _has_commit(header) else None
-    if not header.inline_payload:
-        assert ready is not None
-        _send_payload(link, ready, header)
+    _send_payload(link, payload, header)
     if commit is not None:
         link.answer(*commit, (Kind.COMMIT,))
     link.flush()
 
 
-def _announce(request: Request, payload: _Payload) -> tuple[Header, bytes, _Ready | None]:
-    """The header of a frame, the schema that rides in it, and the payload if it was packed."""
-    entry, ready = payload.entry, None
+def _announce(request: Request, payload: _Payload) -> tuple[Header, bytes]:
+    """The header of a frame, and the schema that rides in it."""
+    entry = payload.entry
     header = Header(
         Kind.DATA,
         schema_nbytes=len(entry.data),
@@ -161,18 +165,17 @@ def _announce(request: Request, payload: _Payload) -> tuple[Header, bytes, _Read
         checksum=request.checksum,
     )
     schema = b""
-    fits = len(entry.data) <= wire.EAGER_ROOM
     acked = request.strict and request.endpoint.is_acked(request.peer, entry.digest)
-    if fits and not acked:
+    if len(entry.data) <= wire.EAGER_ROOM and not acked:
         schema, header = entry.data, replace(header, inline_schema=True)
     start = wire.payload_start(wire.HEADER_NBYTES + len(schema))
-    if not entry.packing.large and start + payload.nbytes <= wire.EAGER_NBYTES - wire.SEAL_NBYTES:
+    room = wire.EAGER_NBYTES - wire.SEAL_NBYTES
+    if not entry.packing.large and start + payload.nbytes <= room:
         header = replace(header, inline_payload=True)
     if request.checksum is not Checksum.NONE:
-        ready = payload.packed(), payload.large()
-        total = payload_sum(request.checksum, [ready[0], *ready[1]])
+        total = payload_sum(request.checksum, [*payload.large(), payload.packed()])
         header = replace(header, payload_sum=total)
-    return header, schema, ready
+    return header, schema
 
 
 def _agree(link: Link, entry: Known, reply: tuple[Tensor, Work]) -> None:
@@ -187,26 +190,12 @@ def _agree(link: Link, entry: Known, reply: tuple[Tensor, Work]) -> None:
     request.endpoint.ack(request.peer, entry.digest)
 
 
-def _send_unasked(
-    link: Link,
-    frame: bytearray,
-    header: Header,
-    payload: _Payload,
-    ready: _Ready | None,
-) -> None:
-    link.post_frame(frame)
-    if not header.inline_schema:
-        link.post_bytes(payload.entry.data)
-    if not header.inline_payload:
-        _send_payload(link, ready or (payload.packed(), payload.large()), header)
-    link.flush()
-
-
 # gloo does not wake a rank whose peer dies in the middle of a message, but it does wake one
 # that waits for a message which has not begun.  Payloads that can be cut (a smaller one is in
 # the hands of the kernel at once) therefore end with one more byte, for which receivers wait
 # first, and are confirmed by an answer, for which senders wait first.
 _END_ABOVE: Final = 2 << 20
+_POSTED_FIRST: Final = 8
 
 
 def _has_end(header: Header) -> bool:
@@ -217,13 +206,15 @@ def _has_commit(header: Header) -> bool:
     return header.strict and (header.checksum is not Checksum.NONE or _has_end(header))
 
 
-def _send_payload(link: Link, ready: _Ready, header: Header) -> None:
+def _send_payload(link: Link, payload: _Payload, header: Header) -> None:
     link.stage = "payload"
-    packed, large = ready
+    if header.inline_payload:
+        return
+    for tensor in payload.large():
+        link.post_payload(tensor)
+    packed = payload.packed()  # while the large ones are under way
     if packed.numel():
         link.post_payload(packed)
-    for tensor in large:
-        link.post_payload(tensor)
     if _has_end(header):
         link.post_bytes(b"\1")
 
@@ -343,19 +334,22 @@ def _take(link: Link, header: Header, entry: Known, target: receive.Target, data
         text = f"{link.me} has no room for {header.payload_nbytes} bytes from {link.peer}: {error}"
         raise _refused(link, header, StagingExhausted(text)) from None
     link.stage = "payload"
+    end = None
+    messages = landing.messages()
     if header.inline_payload:
         first = wire.HEADER_NBYTES + (header.schema_nbytes if header.inline_schema else 0)
         first = wire.payload_start(first)
-        whole = torch.from_numpy(data[first : first + header.payload_nbytes].copy())
-        landing.packed.copy_(whole)
-        works = []
-    else:
-        works = [link.expect_payload(x) for x in landing.messages()]
-    end = link.expect_bytes(1)[1] if _has_end(header) else None
+        landing.packed.copy_(torch.from_numpy(data[first : first + header.payload_nbytes].copy()))
+        messages = []
+    # The sender begins with the first ones while the others are posted.
+    works = [link.expect_payload(x) for x in messages[:_POSTED_FIRST]]
     if header.strict:
         link.accept()
+    works += [link.expect_payload(x) for x in messages[_POSTED_FIRST:]]
+    if _has_end(header):
+        end = link.expect_bytes(1)[1]
     landing.prepare()  # while the payload is under way
-    link.wait_payload(works, landing.messages(), end)
+    link.wait_payload(works, messages, end)
     link.stage = "commit"
     try:
         link.verify(header, landing.messages())
@@ -389,7 +383,7 @@ def _drain(link: Link, header: Header, entry: Known) -> None:
         return
     sizes: Sequence[int] = entry.packing.large_nbytes
     packed = header.payload_nbytes - sum(sizes)
-    for nbytes in ([packed] if packed else []) + list(sizes):
+    for nbytes in [*sizes, *([packed] if packed else [])]:
         link.wait(link.expect_payload(torch.empty(nbytes, dtype=torch.uint8)))
     if _has_end(header):
         link.wait(link.expect_bytes(1)[1])

@@ -34,6 +34,7 @@ class Landing(Protocol):
     """Buffers for the messages of one payload, and what to do when they are full."""
 
     packed: Tensor
+    large: list[Tensor]
 
     def messages(self) -> list[Tensor]: ...
 
@@ -114,12 +115,12 @@ class _NewLanding:
         self._entry = entry
         schema, plan = entry.schema, entry.packing
         self.packed = torch.empty(plan.packed_nbytes + values_nbytes, dtype=torch.uint8)
-        self._large = [torch.empty(schema.shapes[i], dtype=schema.dtypes[i]) for i in plan.large]
+        self.large = [torch.empty(schema.shapes[i], dtype=schema.dtypes[i]) for i in plan.large]
         self._parts: list[Any] = []
         self._early: Node | None = None
 
     def messages(self) -> list[Tensor]:
-        return ([self.packed] if self.packed.numel() else []) + self._large
+        return [*self.large, *([self.packed] if self.packed.numel() else [])]
 
     def prepare(self) -> None:
         schema, plan = self._entry.schema, self._entry.packing
@@ -127,7 +128,7 @@ class _NewLanding:
             return
         parts = self._parts = [None] * len(schema.dtypes)
         take_apart(self.packed, plan, parts)
-        for i, x in zip(plan.large, self._large):
+        for i, x in zip(plan.large, self.large):
             parts[i] = x
         # What only arranges memory is done while the bytes are under way.
         plain = not (schema.composites or schema.values or schema.formats or schema.grad)
@@ -225,7 +226,7 @@ class _IntoLanding:
         if entry.schema.composites:
             self._make_room_for_wholes()
         self._fills: list[tuple[Tensor, Tensor]] = []
-        self._large = self._land_large(atomic)
+        self.large = self._land_large(atomic)
 
     def _make_room_for_wholes(self) -> None:
         """Ragged and sparse leaves are replaced: their parts land in memory of their own."""
@@ -255,7 +256,7 @@ class _IntoLanding:
         return out
 
     def messages(self) -> list[Tensor]:
-        return ([self.packed] if self.packed.numel() else []) + self._large
+        return [*self.large, *([self.packed] if self.packed.numel() else [])]
 
     def prepare(self) -> None:
         """Everything is ready."""

@@ -126,9 +126,7 @@ def _broadcast_to(round_: Round, source: int, device: torch.device | None) -> No
     confirm(round_, entry, error)
     assert entry is not None
     landing = New(device, locks=False).landing(entry, values_nbytes)
-    messages = landing.messages()
-    n = 1 if landing.packed.numel() else 0
-    _spread_payload(round_, source, landing.packed, messages[n:])
+    _spread_payload(round_, source, landing.packed, landing.large)
     landing.prepare()
     return landing.commit(_read_values(entry, landing.packed))
 
@@ -247,7 +245,7 @@ def all_gather(
         mine = [sendable(described.parts[i], devices) for i in entry.packing.large]
         outs = [landing.messages() for landing in landings]
         if message.numel():
-            mine = [message, *mine]
+            mine.append(message)
         works = []
         for k, x in enumerate(mine):
             out = [_as_bytes(messages[k]) for messages in outs]
