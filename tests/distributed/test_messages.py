@@ -248,3 +248,41 @@ def test_in_place_receives_use_the_memory_of_the_leaves():
         return None
 
     LoopbackGroup(2).run(main)
+
+
+def test_what_changed_since_the_last_time_is_seen():
+    x = torch.arange(4.0).view(2, 2)
+    changes = [
+        lambda td: None,
+        lambda td: td.set("b", td["a"].t()),  # the same address and shape, another reading
+        lambda td: td.set("b", td["a"]),
+        lambda td: td["c"].requires_grad_(),
+        lambda td: td.set("c", td["c"].detach().to(torch.int32)),
+        lambda td: setattr(td, "names", ["n"]),
+        lambda td: td.set("c", torch.ones(2, 3)[:, ::2]),
+        lambda td: td.lock_(),
+    ]
+
+    def main(transport):
+        td = TensorDict({"a": x, "b": x, "c": torch.zeros(2)}, [2])
+        for change in changes:
+            if transport.rank == 0:
+                change(td)
+                send(td, 1, transport=transport)
+                send(td, 1, transport=transport)
+                want.append(td.clone() if not td.is_locked else td)
+                ready.release()
+                continue
+            got = [recv(0, transport=transport) for _ in range(2)]
+            ready.acquire()
+            for out in got:
+                assert out.names == want[-1].names and out.is_locked == want[-1].is_locked
+                for key in "abc":
+                    assert (
+                        torch.equal(out[key], want[-1][key])
+                        and out[key].dtype == want[-1][key].dtype
+                    )
+                    assert out[key].requires_grad == want[-1][key].requires_grad
+
+    want, ready = [], threading.Semaphore(0)
+    LoopbackGroup(2, timeout=10).run(main)

@@ -91,9 +91,10 @@ def describe(
         out.pointers = []
     seen = None if near is None or not out.pointers else near(schema)
     if seen is not None and seen.pointers == out.pointers and _same_columns(seen.schema, schema):
-        out.schema = seen.schema
-        return out
-    if not all_strided(out.parts):
+        if _still_tied(seen.schema.ties, out.parts):
+            out.schema = seen.schema
+            return out
+    if not out.pointers:
         # Sparse leaves are plain tensors by class: look at each entry.
         out = _walk(node, new(), bundle, careful=True)
         _add_columns(out.schema, out.parts)
@@ -142,9 +143,13 @@ def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Describe
     return out
 
 
-def all_strided(parts: Sequence[Tensor]) -> bool:
-    """Whether every part is one strided memory."""
-    return [x.layout for x in parts].count(torch.strided) == len(parts)
+def _still_tied(ties: dict[int, int], parts: list[Tensor]) -> bool:
+    """Whether parts of equal address, dtype and shape also read their memory in one way."""
+    return all(_view_of(parts[i]) == _view_of(parts[j]) for i, j in ties.items())
+
+
+def _view_of(part: Tensor) -> Any:
+    return part.stride(), part.is_conj(), part.is_neg()
 
 
 def _add_entry(out: Described, node: Node, name: str, entry: Any, path: tuple[str, ...]) -> str:
@@ -227,7 +232,7 @@ def _ties(parts: list[Tensor], pointers: list[int]) -> dict[int, int]:
     for i, (part, pointer) in enumerate(zip(parts, pointers)):
         if not pointer or not part.numel():  # nothing to share, or no memory (meta)
             continue
-        key = (pointer, part.dtype, part.shape, part.stride(), part.is_conj(), part.is_neg())
+        key = (pointer, part.dtype, part.shape, _view_of(part))
         j = first.setdefault(key, i)
         if j != i:
             out[i] = j

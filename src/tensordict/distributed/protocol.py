@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -85,12 +86,11 @@ def run_send(request: Request, node: Node) -> None:
         try:
             payload = _prepare(request, node)
         except Exception as error:
-            _send_error(link, error)
+            with suppress(TransferError):  # what is wrong here matters more than who heard it
+                _send_error(link, error)
             raise
-        try:
-            _send(link, payload)
-        finally:
-            payload.entry.give_back(payload.stage)
+        _send(link, payload)
+        payload.entry.give_back(payload.stage)
 
 
 def run_error(request: Request, error: Exception) -> None:
