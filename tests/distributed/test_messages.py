@@ -270,19 +270,18 @@ def test_what_changed_since_the_last_time_is_seen():
                 change(td)
                 send(td, 1, transport=transport)
                 send(td, 1, transport=transport)
-                want.append(td.clone() if not td.is_locked else td)
+                leaves = {k: (v.detach().clone(), v.requires_grad) for k, v in td.items()}
+                want.append((leaves, td.names, td.is_locked))
                 ready.release()
                 continue
             got = [recv(0, transport=transport) for _ in range(2)]
             ready.acquire()
+            leaves, names, locked = want[-1]
             for out in got:
-                assert out.names == want[-1].names and out.is_locked == want[-1].is_locked
-                for key in "abc":
-                    assert (
-                        torch.equal(out[key], want[-1][key])
-                        and out[key].dtype == want[-1][key].dtype
-                    )
-                    assert out[key].requires_grad == want[-1][key].requires_grad
+                assert out.names == names and out.is_locked == locked
+                for key, (value, grad) in leaves.items():
+                    assert torch.equal(out[key], value) and out[key].dtype == value.dtype
+                    assert out[key].requires_grad == grad
 
     want, ready = [], threading.Semaphore(0)
     LoopbackGroup(2, timeout=10).run(main)

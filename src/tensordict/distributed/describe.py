@@ -90,10 +90,9 @@ def describe(
     except RuntimeError:  # a layout without one memory
         out.pointers = []
     seen = None if near is None or not out.pointers else near(schema)
-    if seen is not None and seen.pointers == out.pointers and _same_columns(seen.schema, schema):
-        if _still_tied(seen.schema.ties, out.parts):
-            out.schema = seen.schema
-            return out
+    if seen is not None and _unchanged(seen, out):
+        out.schema = seen.schema
+        return out
     if not out.pointers:
         # Sparse leaves are plain tensors by class: look at each entry.
         out = _walk(node, new(), bundle, careful=True)
@@ -141,6 +140,14 @@ def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Describe
     if bundle:
         schema.headers[0]["bundle"] = bundle
     return out
+
+
+def _unchanged(seen: Snapshot, out: Described) -> bool:
+    return (
+        seen.pointers == out.pointers
+        and _same_columns(seen.schema, out.schema)
+        and _still_tied(seen.schema.ties, out.parts)
+    )
 
 
 def _still_tied(ties: dict[int, int], parts: list[Tensor]) -> bool:

@@ -94,10 +94,16 @@ class LoopbackGroup:
         """Call ``main(transport, *args)`` on every rank, each in its thread.
 
         Returns:
-            What each rank returned, by rank; the error of a failing rank is raised.
+            What each rank returned, by rank.
+
+        Raises:
+            Exception: that of a failing rank; one that waited in vain for another comes last.
         """
         with ThreadPoolExecutor(self.size) as pool:
             futures = [pool.submit(main, self.transport(r), *args) for r in range(self.size)]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, (PeerLost, TransferTimeout)))
         return [future.result() for future in futures]
 
     def lose(self, rank: int) -> None:
