@@ -157,6 +157,54 @@ def nodes(node: Node) -> list[Node]:
     return out
 
 
+# Of each node, parents first: the names and classes of its entries, or the number of members.
+Outline = list[Any]
+
+
+def outline_of(node: Node) -> Outline:
+    """Names and classes of every entry, node by node: equal outlines have the same paths.
+
+    Costs little, since no path is made for a leaf; `paths_in` makes them when they are needed.
+    """
+    out: Outline = []
+    for part in nodes(node):
+        members = part._members()
+        if members is None:
+            out.append((list(part._names()), list(map(type, part._contents()))))
+        else:
+            out.append(len(members))
+    return out
+
+
+def paths_in(outline: Outline) -> list[Path]:
+    """The paths of the tensors of a tree with this outline, in the order of `leaves`."""
+    first_child: list[int] = []
+    following = 1
+    for part in outline:
+        first_child.append(following)
+        if isinstance(part, int):
+            following += part
+        else:
+            following += sum(issubclass(kind, Node) for kind in part[1])
+    out: list[Path] = []
+
+    def visit(index: int, prefix: Path) -> None:
+        part, child = outline[index], first_child[index]
+        if isinstance(part, int):
+            for i in range(part):
+                visit(child + i, (*prefix, str(i)))
+            return
+        for name, kind in zip(*part):
+            if issubclass(kind, Tensor):
+                out.append((*prefix, name))
+            elif issubclass(kind, Node):
+                visit(child, (*prefix, name))
+                child += 1
+
+    visit(0, ())
+    return out
+
+
 def entries_beside(node: Node, other: Node) -> list[Entry | None]:
     """For each tensor of ``leaves(node)``, what ``other`` has under the same key, else None."""
     out: list[Entry | None] = []

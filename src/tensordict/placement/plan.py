@@ -15,8 +15,7 @@ from torch import Size, Tensor
 
 from .._keys import path_of, short
 from .._typing import NestedKey, Path
-from ..core.node import Node
-from ..core.traverse import leaves, leaves_with_path, nodes
+from ..core.traverse import leaves, leaves_with_path, outline_of, paths_in
 from ..device.kinds import MoveKind, is_accelerator
 from ..device.staging import StagingPool
 from ..errors import LockedError, MissingKeyError, PlanMismatch, SchemaMismatch, table_of
@@ -46,7 +45,6 @@ class MovePlan(PlanReport):
     Made by `plan_moves`.  Leaves are in the order of the tree.
 
     Attributes:
-        paths: Where the leaves are.
         shapes: Their shapes.
         routes: From where to where each goes; many leaves share one route.
         distinct_routes: The different ones among them.
@@ -55,8 +53,8 @@ class MovePlan(PlanReport):
         target_device: The one device of all leaves, ``None`` when they differ.
         unmatched: Patterns and keys of the spec or policy that met no leaf.
         hidden: Tensors inside of non-tensor values; those with a route are moved too.
-        outline: What `outline_of` the tree was, to know it again fast; ``None`` for a plan that
-            was read or turned round.
+        outline: What `outline_of` the tree was: tells paths when they are asked for, and a tree
+            again fast.  ``None`` for a plan that was read or turned round.
         staging: Host buffers for copies that leaves share.
         pack_below: Leaves of fewer bytes share a copy.
     """
@@ -67,7 +65,7 @@ class MovePlan(PlanReport):
         "outline",
         "non_blocking",
         "pack_below",
-        "paths",
+        "_paths",
         "routes",
         "shapes",
         "staging",
@@ -79,7 +77,7 @@ class MovePlan(PlanReport):
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Sequence[Path] | None,
         shapes: Sequence[Size],
         routes: Sequence[Route],
         ties: Mapping[int, int] | None = None,
@@ -93,7 +91,7 @@ class MovePlan(PlanReport):
         pack_below: int = PACK_BELOW,
         materialize: Callable[[Path, TensorAttrs], Tensor] | None = None,
     ) -> None:
-        self.paths = list(paths)
+        self._paths = None if paths is None else list(paths)
         self.shapes = list(shapes)
         self.routes = list(routes)
         self.distinct_routes = distinct(self.routes)
@@ -107,11 +105,19 @@ class MovePlan(PlanReport):
         self.staging = staging
         self.pack_below = pack_below
 
+    @property
+    def paths(self) -> list[Path]:  # type: ignore[override]
+        """Where the leaves are."""
+        if self._paths is None:
+            assert self.outline is not None
+            self._paths = paths_in(self.outline)
+        return self._paths
+
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.routes)
 
     def __iter__(self) -> Iterator[Move]:
-        return (self.move(index) for index in range(len(self.paths)))
+        return (self.move(index) for index in range(len(self.routes)))
 
     def move(self, index: int) -> Move:
         """What happens to the leaf at one position."""
@@ -317,7 +323,7 @@ class MovePlan(PlanReport):
                 return tensors
         pairs = leaves_with_path(td)
         tensors = [x for _, x in pairs]
-        if len(pairs) == len(self.paths):
+        if len(pairs) == len(self.routes):
             for (path, x), mine, shape, route in zip(pairs, self.paths, self.shapes, self.routes):
                 if (
                     path != mine
@@ -343,21 +349,6 @@ class MovePlan(PlanReport):
                 rows.append((short(path), f"{found}; planned {planned}"))
         rows += [(short(path), "not in the plan") for path in present]
         return rows or [((), "the leaves are in another order")]
-
-
-def outline_of(td: Node) -> list[Any]:
-    """Names and classes of every entry, node by node: equal outlines have the same paths.
-
-    Found without making a path for each leaf.
-    """
-    out: list[Any] = []
-    for part in nodes(td):
-        members = part._members()
-        if members is None:
-            out.append((list(part._names()), list(map(type, part._contents()))))
-        else:
-            out.append(len(members))
-    return out
 
 
 class SchemaPlanMismatch(PlanMismatch, SchemaMismatch):

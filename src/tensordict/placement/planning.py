@@ -10,8 +10,9 @@ from torch import Tensor
 
 from .._keys import short
 from .._typing import Path
+from ..core.leaf import NonTensorDataBase
 from ..core.node import Node
-from ..core.traverse import entries_with_path
+from ..core.traverse import Outline, entries_with_path, leaves, outline_of, paths_in
 from ..device.kinds import MoveKind
 from ..device.staging import StagingPool
 from ..errors import SchemaMismatch, table_of
@@ -19,7 +20,7 @@ from .attrs import TensorAttrs
 from .cache import keep_plan, kept_plan, plan_key
 from .coalesce import PACK_BELOW
 from .hidden import HiddenTensor, find_hidden
-from .plan import MovePlan, outline_of
+from .plan import MovePlan
 from .policy import CastPolicy
 from .routes import Route, distinct, ties_of
 from .rules import Unmatched
@@ -87,17 +88,10 @@ def plan_moves(
         kept: MovePlan | None = kept_plan(td, key)
         if kept is not None:
             return kept
-    paths: list[Path] = []
-    tensors: list[Tensor] = []
-    others: list[tuple[Path, Any]] = []
-    for path, entry in entries_with_path(td):
-        if isinstance(entry, Tensor):
-            paths.append(path)
-            tensors.append(entry)
-        else:
-            others.append((path, entry))
+    tensors = leaves(td)
     shapes = [x.shape for x in tensors]
-    wanted = Wanted(td, paths, target, policy)
+    outline = outline_of(td)
+    wanted = Wanted(td, outline, target, policy)
     routes = wanted.routes(tensors)
     if on_shape != "ignore":
         rows = wanted.misshapen(shapes)
@@ -112,13 +106,15 @@ def plan_moves(
         rows = [(item.pattern, _near_text(item)) for item in unmatched]
         _answer(on_unused, "{n} entries of the spec or policy match no leaf.", rows)
     hidden: tuple[HiddenTensor, ...] = ()
-    if others:
-        hidden = find_hidden(others, wanted.route_of if non_tensors == "move" else None)
+    if _has_values(outline):
+        hidden = find_hidden(
+            entries_with_path(td), wanted.route_of if non_tensors == "move" else None
+        )
     kinds = {route.kind for route in distinct(routes)}
     if materialize is None and MoveKind.FROM_META in kinds:
-        raise _no_values(paths, routes)
+        raise _no_values(paths_in(outline), routes)
     plan = MovePlan(
-        paths,
+        None,
         shapes,
         routes,
         _moving_ties(tensors, routes) if kinds - {MoveKind.ALIAS} else None,
@@ -126,7 +122,7 @@ def plan_moves(
         target_device=wanted.device,
         unmatched=unmatched,
         hidden=hidden,
-        outline=outline_of(td),
+        outline=outline,
         staging=staging,
         pack_below=pack_below,
         materialize=materialize,
@@ -146,6 +142,15 @@ def _answer(how: Answer, headline: str, rows: Sequence[tuple[Any, str]]) -> None
     if how == "error":
         raise error
     warnings.warn(str(error), stacklevel=3)
+
+
+def _has_values(outline: Outline) -> bool:
+    """Whether a tree holds anything but tensors and nodes."""
+    for part in outline:
+        kinds = () if isinstance(part, int) else set(part[1])
+        if any(issubclass(kind, NonTensorDataBase) for kind in kinds):
+            return True
+    return False
 
 
 def _moving_ties(tensors: Sequence[Tensor], routes: Sequence[Route]) -> dict[int, int]:

@@ -11,7 +11,14 @@ from torch import Size, Tensor
 from .._keys import short
 from .._typing import Path
 from ..core.node import Node
-from ..core.traverse import entries_beside, entries_with_path, nodes, nodes_with_path
+from ..core.traverse import (
+    Outline,
+    entries_beside,
+    entries_with_path,
+    nodes,
+    nodes_with_path,
+    paths_in,
+)
 from ..errors import LayoutError
 from .attrs import TensorAttrs
 from .layout import Layout
@@ -33,11 +40,10 @@ class Wanted:
         device: The one device of all leaves, ``None`` when they differ.
     """
 
-    def __init__(
-        self, td: Node, paths: Sequence[Path], target: Any, policy: CastPolicy | None
-    ) -> None:
+    def __init__(self, td: Node, outline: Outline, target: Any, policy: CastPolicy | None) -> None:
         self.device: torch.device | None = None
-        self._paths = key_paths(td, paths)
+        self._td, self._outline = td, outline
+        self._made_paths: list[Path] | None = None
         self._entries: dict[Path, Target] = {}
         self._rules: RuleSet | None = None
         self._default = _NOTHING
@@ -58,6 +64,13 @@ class Wanted:
         else:
             self._default = Target.of(target)
             self.device = self._default.device
+
+    @property
+    def _paths(self) -> list[Path]:
+        """The paths that patterns see, made when they are first needed."""
+        if self._made_paths is None:
+            self._made_paths = key_paths(self._td, paths_in(self._outline))
+        return self._made_paths
 
     def routes(self, tensors: Sequence[Tensor]) -> list[Route]:
         """The route of each leaf.
