@@ -388,6 +388,16 @@ def test_equal_questions_have_one_plan():
         ReshardPlan.from_json({**data, "version": 2})
 
 
+def test_the_order_of_tensors_does_not_matter():
+    src = {f"p{i}": rows((8 + i, 4), [0, 1]) for i in (3, 1, 2)}
+    dst = {name: columns(x.shape, [1, 2]) for name, x in src.items()}
+    plan = plan_reshard(src, dst)
+    other = plan_reshard(dict(reversed(src.items())), dict(sorted(dst.items())))
+    assert list(plan.dst) == ["p3", "p1", "p2"] and list(other.dst) == ["p1", "p2", "p3"]
+    assert plan.hash == other.hash
+    assert [e.dst for e in plan.edges] == [e.dst for e in other.edges]
+
+
 def test_a_plan_tells_what_it_does():
     src = Layouts({"a": rows((8, 4), [0, 1]), "b": rows((8, 4), [0, 1])}, ties={"b": "a"})
     dst = {"a": Layout.replicated((8, 4), [1, 2]), "b": Layout.replicated((8, 4), [1, 2])}

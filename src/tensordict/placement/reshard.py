@@ -252,7 +252,7 @@ class ReshardPlan:
         found = self._memo.get("hash")
         if found is None:
             hasher = hashlib.blake2b(digest_size=16)
-            hasher.update(json.dumps(self._asked(), sort_keys=True).encode())
+            hasher.update(json.dumps(self._asked(in_order=False), sort_keys=True).encode())
             for edge in self.edges:
                 hasher.update(edge.geometry.digest)
             found = self._memo["hash"] = hasher.hexdigest()
@@ -270,11 +270,13 @@ class ReshardPlan:
         """What the plan was made of, and its hash; `from_json` plans again and compares."""
         return {**self._asked(), "hash": self.hash}
 
-    def _asked(self) -> dict[str, Any]:
+    def _asked(self, *, in_order: bool = True) -> dict[str, Any]:
+        """What was asked; the order of tensors does not matter to the exchange."""
         layouts: dict[Layout, int] = {}
 
         def leaves(side: Mapping[str, Layout]) -> list[Any]:
-            return [[n, layouts.setdefault(layout, len(layouts))] for n, layout in side.items()]
+            items = side.items() if in_order else sorted(side.items())
+            return [[n, layouts.setdefault(layout, len(layouts))] for n, layout in items]
 
         src, dst = leaves(self._draft.src), leaves(self.dst)
         return {

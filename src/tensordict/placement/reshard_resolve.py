@@ -102,10 +102,11 @@ def resolve(
     tied = {new[a]: new[b] for a, b in ties.items() if a in new and b in new}
     sources = {name: layout.as_dtype(_dtype(layout)) for name, layout in sources.items()}
     shapes = {name: layout.shape for name, layout in sources.items()}
-    finder = _Finder(views)
+    finder = _Finder({_name(key): view for key, view in views.items()})
     draft = Draft(sources, {}, names, {}, tied)
     first: dict[Any, str] = {}
-    for name, layout in wanted.items():
+    # By name: ranks that list tensors in other orders must cut the same messages.
+    for name, layout in sorted(wanted.items()):
         view = finder.view_of(name)
         if view is None:
             if name not in sources:
@@ -128,15 +129,22 @@ def resolve(
         first[key] = name
         _connect(draft, name, blocks, whole=view.op == "leaf")
     problems += finder.unmatched()
+    ordered = {name: draft.dst[name] for name in wanted if name in draft.dst}
+    draft.dst.clear()
+    draft.dst.update(ordered)
     if problems:
         raise LayoutError(table_of(f"Cannot plan: {len(problems)} problems.", problems))
     return draft
 
 
+def _name(key: Any) -> str:
+    return key if type(key) is str else dotted(path_of(key))
+
+
 def _by_name(side: Mapping[Any, Layout], problems: list[tuple[str, str]]) -> dict[str, Layout]:
     out: dict[str, Layout] = {}
     for key, layout in side.items():
-        name = key if type(key) is str else dotted(path_of(key))
+        name = _name(key)
         if not isinstance(layout, Layout):
             problems.append((name, f"expected a Layout, got {type(layout).__name__}"))
         elif name in out:
