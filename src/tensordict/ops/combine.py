@@ -98,11 +98,16 @@ def stack_entries(nodes: Sequence[Any], dim: int) -> Any:
     """`stack` of nodes that are dicts of entries, after the checks; keys come out sorted."""
     first = nodes[0]
     entries: dict[str, Entry] = {}
-    columns = dict(_columns(nodes, ShapeError))
+    columns: dict[str, Any] = dict(_columns(nodes, ShapeError))
     for name in sorted(columns):
         column = columns[name]
         head = column[0]
-        if isinstance(head, Tensor):
+        if type(head) is Tensor:
+            try:
+                entries[name] = torch.stack(column, dim)
+            except (RuntimeError, TypeError, IndexError) as err:
+                raise _not_joined(torch.stack, column, name, err) from None
+        elif isinstance(head, Tensor):
             entries[name] = _joined(torch.stack, column, dim, name)
         elif isinstance(head, Node):
             entries[name] = _stack_nodes(column, dim, name)
@@ -122,7 +127,12 @@ def cat_entries(nodes: Sequence[Any], dim: int) -> Any:
     entries: dict[str, Entry] = {}
     for name, column in _columns(nodes, StructureError):
         head = column[0]
-        if isinstance(head, Tensor):
+        if type(head) is Tensor:
+            try:
+                entries[name] = torch.cat(column, dim)
+            except (RuntimeError, TypeError, IndexError) as err:
+                raise _not_joined(torch.cat, column, name, err) from None
+        elif isinstance(head, Tensor):
             entries[name] = _joined(torch.cat, column, dim, name)
         elif isinstance(head, Node):
             _same_kind(column, name)
@@ -216,7 +226,7 @@ def _all_nodes(parts: Sequence[Any], what: str) -> None:
             )
 
 
-def _columns(nodes: Sequence[Any], error: type[Exception]) -> Iterable[tuple[str, Sequence[Any]]]:
+def _columns(nodes: Sequence[Any], error: type[Exception]) -> Iterable[tuple[str, Any]]:
     """Each name with its entries in all nodes."""
     names = list(nodes[0]._names())
     for node in nodes:
@@ -238,21 +248,28 @@ def _check_names(nodes: Sequence[Any], error: type[Exception]) -> None:
 
 
 def _joined(join: Any, column: Sequence[Any], dim: int, name: str) -> Tensor:
-    head = column[0]
-    if type(head) is not Tensor and head.is_nested and join is torch.cat:
+    """`torch.stack` or `torch.cat` of tensors of other classes than `Tensor`."""
+    if column[0].is_nested and join is torch.cat:
         _same_kind(column, name)
         return jagged.joined(column)
     try:
         return join(column, dim)
     except (RuntimeError, TypeError, IndexError) as err:
-        _same_kind(column, name)
-        shapes = [tuple(x.shape) for x in column]
-        if join is torch.stack and len(set(shapes)) > 1:
-            raise ShapeError(
-                f"The shapes of the tensors to stack is incompatible: {shapes} for key "
-                f"{name}. Use lazy_stack or pad_sequence for entries of several shapes."
-            ) from None
-        raise ShapeError(f"Cannot join the entries {name!r} of shapes {shapes}: {err}") from None
+        raise _not_joined(join, column, name, err) from None
+
+
+def _not_joined(join: Any, column: Sequence[Any], name: str, err: Exception) -> Exception:
+    """What to raise when torch cannot join the entries of a name."""
+    if isinstance(err, torch.OutOfMemoryError):
+        return err
+    _same_kind(column, name)
+    shapes = [tuple(x.shape) for x in column]
+    if join is torch.stack and len(set(shapes)) > 1:
+        return ShapeError(
+            f"The shapes of the tensors to stack is incompatible: {shapes} for key "
+            f"{name}. Use lazy_stack or pad_sequence for entries of several shapes."
+        )
+    return ShapeError(f"Cannot join the entries {name!r} of shapes {shapes}: {err}")
 
 
 def _stack_nodes(column: Sequence[Any], dim: int, name: str) -> Any:

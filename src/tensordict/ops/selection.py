@@ -153,21 +153,14 @@ class SelectionMethods(Node):
             repeats = int(repeats)
         if isinstance(repeats, int):
             _no_negatives((repeats,))
-            total = n * repeats
+            index = torch.arange(n).repeat_interleave(repeats)
         else:
-            repeats = torch.as_tensor(repeats)
-            if repeats.shape not in ((n,), (1,)):
-                raise ShapeError(
-                    f"Cannot repeat rows of dim {dim}: expected {n} repeats, got shape "
-                    f"{list(repeats.shape)}."
-                )
-            repeats = repeats.expand(n)
-            if n and int(repeats.min()) < 0:
-                raise DimError("Cannot repeat: repeats must not be negative.")
-            total = int(repeats.sum()) if output_size is None else output_size
-        if output_size is not None and output_size != total:
-            raise ShapeError(f"Cannot repeat: output_size is {output_size}, {total} rows come out.")
-        return _applied(self, RepeatInterleave(repeats, dim, total), inplace)
+            index = _repeated(torch.as_tensor(repeats), n, dim, output_size)
+        if output_size is not None and output_size != index.shape[0]:
+            raise ShapeError(
+                f"Cannot repeat: output_size is {output_size}, {index.shape[0]} rows come out."
+            )
+        return _applied(self, RepeatInterleave(index, dim), inplace)
 
     def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
         """``torch.gather`` along a batch dimension.
@@ -189,12 +182,27 @@ class SelectionMethods(Node):
         _check_index(index, dim, batch)
         try:
             result = self._restructure(Gather(dim, index.long()))
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as err:
             raise DimError(f"Cannot gather along dim {dim}: {err}") from None
         if out is not None:
             fill_out(out, result)
             return out
         return _adopted(self, result, inplace)
+
+
+def _repeated(repeats: Tensor, n: int, dim: int, output_size: int | None) -> Tensor:
+    """The row that each row of the result is of, for one number of repeats per row."""
+    if repeats.shape not in ((n,), (1,)):
+        raise ShapeError(
+            f"Cannot repeat rows of dim {dim}: expected {n} repeats, got shape "
+            f"{list(repeats.shape)}."
+        )
+    try:
+        return torch.repeat_interleave(repeats.expand(n), output_size=output_size)
+    except RuntimeError as err:
+        raise DimError(f"Cannot repeat rows of dim {dim}: {err}") from None
 
 
 def _check_index(index: Any, dim: int, batch: torch.Size) -> None:

@@ -348,7 +348,7 @@ class Repeat(StructuralOp):
         return names
 
     def leaf(self, x: Tensor) -> Tensor:
-        return x.repeat(*self.repeats, *(1,) * (x.ndim - len(self.repeats)))
+        return _tiled(x, self.repeats, len(self.repeats))
 
 
 @dataclass(slots=True)
@@ -372,30 +372,29 @@ class Tile(StructuralOp):
         return named([*[None] * len(self.repeats), *names[self.ndim :]])
 
     def leaf(self, x: Tensor) -> Tensor:
-        return x.repeat(*self.repeats, *(1,) * (x.ndim - self.ndim))
+        return _tiled(x, self.repeats, self.ndim)
 
 
 @dataclass(slots=True, eq=False)
 class RepeatInterleave(StructuralOp):
-    """Each row of a dimension repeated; ``total`` rows come out."""
+    """Each row of a dimension repeated: ``index`` names the row that each row of the result was.
 
-    repeats: int | Tensor
+    The index is made once for the whole tree, and `index_select` is several times faster
+    than ``repeat_interleave`` of each leaf.
+    """
+
+    index: Tensor
     dim: int
-    total: int
 
     def size(self, batch: Size) -> Size:
-        return Size([*batch[: self.dim], self.total, *batch[self.dim + 1 :]])
+        return Size([*batch[: self.dim], self.index.shape[0], *batch[self.dim + 1 :]])
 
     def names(self, names: DimNames) -> DimNames | None:
         return names
 
     def leaf(self, x: Tensor) -> Tensor:
-        repeats = self.repeats
-        if isinstance(repeats, int):
-            return x.repeat_interleave(repeats, self.dim, output_size=self.total)
-        if repeats.device != x.device:
-            repeats = repeats.to(x.device)
-        return x.repeat_interleave(repeats, self.dim, output_size=self.total)
+        index = self.index
+        return x.index_select(self.dim, index if index.device == x.device else index.to(x.device))
 
 
 @dataclass(slots=True, eq=False)
@@ -456,6 +455,15 @@ class Pad(StructuralOp):
         for before, after in reversed(self.pads):
             widths += (before, after)
         return torch.nn.functional.pad(x, widths, value=value)
+
+
+def _tiled(x: Tensor, repeats: Dims, ndim: int) -> Tensor:
+    """``x.repeat`` of the leading dimensions; by ``cat``, which is faster, where one is repeated."""
+    if len(repeats) == ndim and x.is_contiguous():
+        dims = [i for i, n in enumerate(repeats) if n != 1]
+        if len(dims) == 1 and 1 < repeats[dims[0]] <= 64:
+            return torch.cat([x] * repeats[dims[0]], dims[0])
+    return x.repeat(*repeats, *(1,) * (x.ndim - ndim))
 
 
 def _swapped(items: Sequence, i: int, j: int) -> list:
