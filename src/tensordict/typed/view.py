@@ -40,34 +40,38 @@ _new_object = object.__new__
 _STATE = frozenset({"_batch_size", "_device", "_dim_names", "_lock", "_undo"})
 
 
-def _within(name: str) -> Any:
-    """An attribute that the node within has."""
-
-    def read(self: Any) -> Any:
-        return getattr(self._inner, name)
-
-    return property(read)
-
-
 @dataclass_transform(field_specifiers=(dataclasses.field, dataclasses.Field))
 class TypedView(NodeMethods):
     """A node that looks at another one; `TensorClass` makes classes of it."""
 
-    # The dict of a dense node within is kept beside it: reading a field is one look-up.
-    __slots__ = ("_fields_of", "_inner")
+    __slots__ = ("_inner",)
 
     _inner: Any
-    _fields_of: Any
     _spec: ClassVar[Spec]
     _may_lack = True
     _options: ClassVar[Options] = Options()
 
-    if not TYPE_CHECKING:
-        _batch_size = _within("_batch_size")
-        _device = _within("_device")
-        _dim_names = _within("_dim_names")
-        _lock = _within("_lock")
-        _undo = _within("_undo")
+    if not TYPE_CHECKING:  # the state is that of the node within; written out, for speed
+
+        @property
+        def _batch_size(self):
+            return self._inner._batch_size
+
+        @property
+        def _device(self):
+            return self._inner._device
+
+        @property
+        def _dim_names(self):
+            return self._inner._dim_names
+
+        @property
+        def _lock(self):
+            return self._inner._lock
+
+        @property
+        def _undo(self):
+            return self._inner._undo
 
     def __init__(
         self,
@@ -86,7 +90,6 @@ class TypedView(NodeMethods):
             inner._dim_names = check_names(names, batch)
         entries = inner._entries
         object.__setattr__(self, "_inner", inner)
-        object.__setattr__(self, "_fields_of", entries)
         for name, value in values.items():
             entry = spec.entry(inner, name, value)
             if entry is not None:
@@ -102,9 +105,6 @@ class TypedView(NodeMethods):
         """The class over a node: no check, no copy."""
         out = _new_object(cls)
         object.__setattr__(out, "_inner", inner)
-        object.__setattr__(
-            out, "_fields_of", inner._entries if isinstance(inner, TensorDict) else None
-        )
         return out
 
     @classmethod
@@ -340,8 +340,9 @@ def field_property(name: str, doc: str | None = None) -> property:
     """The attribute of a field."""
 
     def read(self: Any) -> Any:
-        entries = self._fields_of
-        entry = self._inner._fetch(name) if entries is None else entries.get(name)
+        inner = self._inner
+        # The usual node within is asked without a call.
+        entry = inner._entries.get(name) if type(inner) is TensorDict else inner._fetch(name)
         if type(entry) is Tensor or not isinstance(entry, Leaf):
             return entry
         return entry._value()
