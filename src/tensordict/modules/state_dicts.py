@@ -226,7 +226,14 @@ def _replace(node: Node, fresh: Node) -> None:
 
 def _write(node: Node, fresh: Node, assign: bool) -> None:
     writes = Writes()
+    new: set[Path] = set()
+    for path, below in nodes_with_path(fresh):
+        if path and write.fetch(node, path) is None and not _within(path, new):
+            writes.replace(node, path, below)  # as a whole: it has a batch size of its own
+            new.add(path)
     for path, value in entries_with_path(fresh):
+        if _within(path, new):
+            continue
         present = write.fetch(node, path)
         if isinstance(present, Tensor):
             fits = not assign and present.shape == value.shape
@@ -236,11 +243,12 @@ def _write(node: Node, fresh: Node, assign: bool) -> None:
             writes.into(node, path, value)
         else:
             writes.replace(node, path, value)
-    for path, below in nodes_with_path(fresh):
-        if path and write.fetch(node, path) is None and not len(below._names()):
-            writes.replace(node, path, below)
     with torch.no_grad():
         writes.run()
+
+
+def _within(path: Path, roots: set[Path]) -> bool:
+    return any(path[:i] in roots for i in range(1, len(path)))
 
 
 class Load:
