@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, UnbatchedTensor
 from tensordict.distributed import irecv, isend, recv, sendrecv
 from tensordict.distributed.testing import run_ranks
 from tensordict.errors import SchemaMismatch, TransferError, UnsupportedLeaf
@@ -294,6 +294,7 @@ def _values(rank, size):
     values = [None, True, 2**70, 1.5, 2j, "s", b"b", [1], (1, [2]), {1}, {"k": (1,)}, slice(1, 2)]
     td = TensorDict({f"v{i}": NonTensorData(v) for i, v in enumerate(values)}, [])
     td["rows"] = NonTensorStack("a", ("b",), None)
+    td["table"] = UnbatchedTensor(torch.arange(5, dtype=torch.bfloat16))
     if rank == 0:
         td.send(dst=1)
         for i in range(3):  # another value needs no other schema
@@ -303,6 +304,8 @@ def _values(rank, size):
         for i, value in enumerate(values):
             assert got[f"v{i}"] == value and type(got[f"v{i}"]) is type(value)
         assert got.get("rows").tolist() == ["a", ("b",), None]
+        assert isinstance(got.get("table"), UnbatchedTensor)
+        assert got["table"].dtype is torch.bfloat16 and got["table"].tolist() == [0, 1, 2, 3, 4]
         out = TensorDict({"step": 7})
         for i in range(3):
             out.recv(src=0)

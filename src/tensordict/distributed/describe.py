@@ -23,6 +23,7 @@ from ..core.leaf import Leaf, NonTensorData, NonTensorStack
 from ..core.lock import lock
 from ..core.node import Node
 from ..core.traverse import parts as parts_of
+from ..core.unbatched import UnbatchedTensor
 from ..errors import TensorDictError, UnsupportedLeaf, WireError
 from ..storage import values as codec
 from ..storage.buffer import why_not_bytes
@@ -280,6 +281,8 @@ def encode_values(described: Described, paths: Sequence[Any]) -> list[Any]:
             data: Any = [codec.encode(v, path) for v in leaf._rows().reshape(-1)]
         elif isinstance(leaf, NonTensorData):
             data = codec.encode(leaf.data, path)
+        elif isinstance(leaf, UnbatchedTensor):
+            data = codec.encode(leaf.data.detach(), path)
         else:
             plain = leaf._encoded()
             if plain is None:
@@ -315,6 +318,11 @@ def _value(kind: str, batch: Any, form: Any) -> Leaf:
         for i, part in enumerate(form):
             rows[i] = codec.decode(part)
         return cls._new(rows.reshape(tuple(size)), None)
+    if issubclass(cls, UnbatchedTensor):
+        value = codec.decode(form)
+        if not isinstance(value, Tensor):
+            raise ValueError("an unbatched tensor is none")
+        return cls._new(value, size)
     if not issubclass(cls, NonTensorData):
         made: Leaf = cls._from_encoded(codec.decode(form))
         return made
