@@ -314,3 +314,10 @@ def test_patterns_of_families_never_warn():
         warnings.simplefilter("error")
         for family in FAMILIES:
             convert(td, policy_for(family))
+
+
+def test_a_dtype_is_a_policy():
+    assert convert(TensorDict({"a": torch.ones(1)}), "bf16")["a"].dtype is torch.bfloat16
+    assert convert_module(nn.Linear(1, 1), torch.bfloat16).weight.dtype is torch.bfloat16
+    with pytest.raises(EntryTypeError, match="expected a CastPolicy or a dtype"):
+        convert(TensorDict(), 3)

@@ -439,3 +439,39 @@ def test_trees_of_equal_names_and_leaves_but_another_nesting_are_told_apart():
     assert again.run(one)["b", "x"].dtype is torch.float16
     with pytest.raises(PlanMismatch):
         again.run(other)
+
+
+@pytest.mark.parametrize("cls", [MovePlan, Spec, CastPolicy])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.pop("rules", d.pop("leaves", None)),
+        lambda d: d.update(rules=3, leaves=3),
+        lambda d: d.update(rules=[["a"]], leaves=[["a"]]),
+        lambda d: d.update(default={"device": "nowhere"}, routes=[{}]),
+        lambda d: d.update(default=[1], leaves=[[["a"], [1], -1]]),
+        lambda d: d.update(default={"dtype": "os.system"}, leaves=[[["a"], ["x"], 0]]),
+        lambda d: d.update(default=3, leaves=[[["a"], [1], 99]]),
+    ],
+)
+def test_malformed_json_is_one_error(cls, change):
+    td = model()
+    good = {
+        MovePlan: plan_moves(td, torch.float16).to_json(),
+        Spec: Spec(rules=(Rule("a", torch.int8),)).to_json(),
+        CastPolicy: CastPolicy.mixed().to_json(),
+    }[cls]
+    data = json.loads(json.dumps(good))
+    change(data)
+    with pytest.raises(FileFormatError, match="Cannot read"):
+        cls.from_json(data)
+    for junk in ([], "x", None, 3):
+        with pytest.raises(FileFormatError, match="Cannot read"):
+            cls.from_json(junk)
+
+
+def test_what_is_no_tensordict_is_refused_at_the_door():
+    with pytest.raises(TypeError, match="Cannot plan moves of a dict"):
+        plan_moves({"a": torch.ones(1)}, "meta")
+    with pytest.raises(TypeError, match="Cannot run a plan on a list"):
+        plan_moves(model(), "meta").run([1])

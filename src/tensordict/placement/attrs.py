@@ -78,7 +78,7 @@ class TensorAttrs(Leaf):
         >>> TensorAttrs.from_tensor(torch.zeros(3), fields=("dtype",))
         TensorAttrs(dtype=torch.float32)
         """
-        return _record(tensor, frozenset(fields))
+        return _record(tensor, frozenset((fields,) if isinstance(fields, str) else fields))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(
@@ -220,7 +220,7 @@ def attrs_of(node: Node, fields: Iterable[str] = FIELDS) -> Node:
         fields: What to record: ``"device"``, ``"dtype"``, ``"shape"``, ``"layout"``; an unknown
             name is ignored.
     """
-    chosen = frozenset(fields)
+    chosen = frozenset((fields,) if isinstance(fields, str) else fields)
     known: dict[Any, TensorAttrs] = {}
 
     def standard(x: Tensor) -> Any:

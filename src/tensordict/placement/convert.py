@@ -122,7 +122,7 @@ class ConversionReport:
 
 def convert(
     td: Any,
-    policy: CastPolicy,
+    policy: CastPolicy | torch.dtype | str,
     *,
     report: bool = False,
     inplace: bool = False,
@@ -135,7 +135,7 @@ def convert(
 
     Args:
         td: Any tree; non-tensor values stay.
-        policy: Which dtype for which leaf, what to check and what to refuse.
+        policy: Which dtype for which leaf, what to check and what to refuse; or one dtype.
         report: Return ``(result, ConversionReport)``.
         inplace: Replace the leaves of ``td``, each source freed before the next is cast.
         on_unused: What to do about patterns that match no leaf.
@@ -152,6 +152,7 @@ def convert(
     >>> low["w"].dtype, low["norm"].dtype, report.lossy[0].counts.n_overflow
     (torch.float16, torch.float32, 1)
     """
+    policy = CastPolicy.of(policy)
     if inplace and td._lock is not None:
         raise LockedError
     plan = plan_moves(td, policy=policy, on_unused=on_unused)

@@ -40,10 +40,10 @@ class Masters:
 
     __slots__ = ("master", "policy", "working")
 
-    def __init__(self, td: Any, policy: CastPolicy) -> None:
+    def __init__(self, td: Any, policy: CastPolicy | torch.dtype | str) -> None:
         self.master = td
-        self.policy = policy
-        self.working = convert(td, policy)
+        self.policy = CastPolicy.of(policy)
+        self.working = convert(td, self.policy)
 
     def pairs(self) -> Iterator[tuple[Path, Tensor, Tensor]]:
         """Path, master leaf and working leaf, by name.
@@ -78,7 +78,7 @@ class Masters:
 
 def convert_module(
     module: nn.Module,
-    policy: CastPolicy,
+    policy: CastPolicy | torch.dtype | str,
     *,
     optimizer: torch.optim.Optimizer | None = None,
     report: bool = False,
@@ -105,6 +105,7 @@ def convert_module(
     >>> weight.dtype, net[1].weight.dtype
     (torch.bfloat16, torch.float32)
     """
+    policy = CastPolicy.of(policy)
     parameters = _named(module.named_parameters(remove_duplicate=False))
     buffers = _named(module.named_buffers(remove_duplicate=False))
     named = {**parameters, **buffers}

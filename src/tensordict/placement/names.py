@@ -6,10 +6,12 @@ A name that came from outside is looked up in a fixed table, never imported.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-from ..errors import CastError
+from ..errors import CastError, FileFormatError
 
 _SHORT = {
     "bf16": torch.bfloat16,
@@ -86,6 +88,21 @@ def format_name(memory_format: torch.memory_format) -> str:
     'channels_last'
     """
     return _FORMAT_NAMES[memory_format]
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn whatever malformed JSON values raise into one error.
+
+    Raises:
+        FileFormatError: saying what could not be read.
+    """
+    try:
+        yield
+    except FileFormatError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise FileFormatError(f"Cannot read {what}: {type(error).__name__}: {error}.") from None
 
 
 def size_text(nbytes: int) -> str:

@@ -15,10 +15,18 @@ from torch import Size, Tensor
 
 from .._keys import path_of, short
 from .._typing import NestedKey, Path
+from ..core.node import Node
 from ..core.traverse import leaves, leaves_with_path, outline_of, paths_in
 from ..device.kinds import MoveKind, is_accelerator
 from ..device.staging import StagingPool
-from ..errors import LockedError, MissingKeyError, PlanMismatch, SchemaMismatch, table_of
+from ..errors import (
+    EntryTypeError,
+    LockedError,
+    MissingKeyError,
+    PlanMismatch,
+    SchemaMismatch,
+    table_of,
+)
 from .attrs import TensorAttrs
 from .coalesce import PACK_BELOW
 from .execute import (
@@ -313,6 +321,10 @@ class MovePlan(PlanReport):
 
     def _checked(self, td: Any) -> list[Tensor]:
         """The leaves of ``td`` if it is what the plan was made for."""
+        if not isinstance(td, Node):
+            raise EntryTypeError(
+                f"Cannot run a plan on a {type(td).__name__}: expected a tensordict."
+            )
         if self.outline is not None and outline_of(td) == self.outline:
             tensors = leaves(td)
             same = [

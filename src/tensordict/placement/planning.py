@@ -15,7 +15,7 @@ from ..core.node import Node
 from ..core.traverse import Outline, entries_with_path, leaves, outline_of, paths_in
 from ..device.kinds import MoveKind
 from ..device.staging import StagingPool
-from ..errors import SchemaMismatch, table_of
+from ..errors import EntryTypeError, SchemaMismatch, table_of
 from .attrs import TensorAttrs
 from .cache import keep_plan, kept_plan, plan_key
 from .coalesce import PACK_BELOW
@@ -79,6 +79,10 @@ def plan_moves(
     >>> plan.run(td)["w"].dtype
     torch.bfloat16
     """
+    if not isinstance(td, Node):
+        raise EntryTypeError(
+            f"Cannot plan moves of a {type(td).__name__}: expected a tensordict. Make one of it."
+        )
     key = None
     if max_staging_bytes is not None:
         staging = StagingPool(max_staging_bytes)

@@ -14,7 +14,7 @@ import torch
 from .._typing import Path
 from ..errors import EntryTypeError
 from .casts import Loss
-from .names import dtype_name, parse_dtype
+from .names import dtype_name, parse_dtype, reading
 from .rules import Rule, RuleSet, Target, Unmatched
 
 OnLossy = Literal["error", "warn", "allow"]
@@ -136,20 +136,43 @@ class CastPolicy:
     def from_json(cls, data: Mapping[str, Any]) -> CastPolicy:
         """The policy of a `to_json` value.
 
+        Raises:
+            FileFormatError: when the value is no policy.
+
         >>> policy = CastPolicy.mixed(on_lossy="error")
         >>> CastPolicy.from_json(policy.to_json()) == policy
         True
         """
-        rules = [
-            Rule(
-                tuple(pattern) if isinstance(pattern, list) else pattern,
-                Target(dtype=None if name is None else parse_dtype(name)),
-                bool(optional),
-            )
-            for pattern, name, optional in data["rules"]
-        ]
-        options = {key: value for key, value in data.items() if key != "rules"}
-        return cls(rules, **options)
+        with reading("a cast policy"):
+            rules = [
+                Rule(
+                    tuple(pattern) if isinstance(pattern, list) else pattern,
+                    Target(dtype=None if name is None else parse_dtype(name)),
+                    bool(optional),
+                )
+                for pattern, name, optional in data["rules"]
+            ]
+            options = {key: value for key, value in data.items() if key != "rules"}
+            return cls(rules, **options)
+
+    @classmethod
+    def of(cls, value: Any) -> CastPolicy:
+        """A policy as it is, or one that casts everything to a dtype.
+
+        Raises:
+            EntryTypeError: for anything else.
+
+        >>> CastPolicy.of("bf16").default
+        torch.bfloat16
+        """
+        if isinstance(value, CastPolicy):
+            return value
+        if isinstance(value, (str, torch.dtype)):
+            return cls(default=value)
+        raise EntryTypeError(
+            f"Cannot use {value!r} as a cast policy: expected a CastPolicy or a dtype, "
+            f"got {type(value).__name__}."
+        )
 
 
 class PolicyMatcher:

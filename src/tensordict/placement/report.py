@@ -15,7 +15,7 @@ from .._typing import NestedKey, Path
 from ..device.kinds import MoveKind
 from ..errors import FileFormatError
 from .hidden import HiddenTensor
-from .names import FORMATS, dtype_name, format_name, parse_dtype, size_text
+from .names import FORMATS, dtype_name, format_name, parse_dtype, reading, size_text
 from .routes import Move, Route, route_text
 
 _HEADINGS = ("kind", "move", "leaves", "before", "after", "can lose")
@@ -289,6 +289,11 @@ def read_plan(data: Any) -> dict[str, Any]:
         raise FileFormatError("Cannot read a plan: expected format 'tensordict.plan'.")
     if data.get("version") != 1:
         raise FileFormatError(f"Cannot read a plan of version {data.get('version')!r}: expected 1.")
+    with reading("a plan"):
+        return _plan_parts(data)
+
+
+def _plan_parts(data: dict[str, Any]) -> dict[str, Any]:
     routes = [_read_route(item) for item in data["routes"]]
     leaves = data["leaves"]
     device = data["target_device"]
@@ -298,11 +303,17 @@ def read_plan(data: Any) -> dict[str, Any]:
     return {
         "paths": [tuple(map(str, path)) for path, _, _ in leaves],
         "shapes": [torch.Size(shape) for _, shape, _ in leaves],
-        "routes": [routes[number] for _, _, number in leaves],
+        "routes": [routes[_index(number)] for _, _, number in leaves],
         "ties": ties,
         "non_blocking": data["non_blocking"],
         "target_device": None if device is None else torch.device(device),
     }
+
+
+def _index(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise FileFormatError(f"Cannot read a plan: {number!r} is no number of a route.")
+    return number
 
 
 def _move_text(move: Move) -> str:

@@ -22,7 +22,7 @@ from .._typing import DeviceLike, Path
 from ..device.kinds import normal_device
 from ..errors import EntryTypeError, FileFormatError
 from .layout import Layout
-from .names import FORMATS, dtype_name, format_name, parse_dtype
+from .names import FORMATS, dtype_name, format_name, parse_dtype, reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,23 +365,27 @@ class Spec:
         >>> Spec.from_json(spec.to_json()) == spec
         True
         """
-        if data.get("format") != "tensordict.spec" or data.get("version") != 1:
+        if not isinstance(data, Mapping) or data.get("format") != "tensordict.spec":
+            raise FileFormatError("Cannot read a spec: expected format 'tensordict.spec'.")
+        if data.get("version") != 1:
             raise FileFormatError(
-                "Cannot read a spec: expected format 'tensordict.spec' version 1, got "
-                f"{data.get('format')!r} version {data.get('version')!r}."
+                f"Cannot read a spec of version {data.get('version')!r}: expected 1."
             )
-        rules = []
-        for item in data["rules"]:
-            pattern = item["pattern"]
-            rules.append(
-                Rule(
-                    tuple(pattern) if isinstance(pattern, list) else str(pattern),
-                    Target.from_json(item["target"]),
-                    bool(item["optional"]),
-                )
+        with reading("a spec"):
+            return cls(
+                {tuple(path): Target.from_json(target) for path, target in data["entries"]},
+                tuple(_read_rule(item) for item in data["rules"]),
+                Target.from_json(data["default"]),
             )
-        entries = {tuple(path): Target.from_json(target) for path, target in data["entries"]}
-        return cls(entries, tuple(rules), Target.from_json(data["default"]))
+
+
+def _read_rule(item: Any) -> Rule:
+    pattern = item["pattern"]
+    return Rule(
+        tuple(pattern) if isinstance(pattern, list) else str(pattern),
+        Target.from_json(item["target"]),
+        bool(item["optional"]),
+    )
 
 
 def target_at(device: DeviceLike | None, dtype: torch.dtype | None) -> Target:
