@@ -131,6 +131,9 @@ def _unflatten(values: Iterable[Any], context: Context) -> Any:
     batch, names = _batch_after(values, context)
     entries: dict[str, Any] = {}
     others = list(context.others)
+    if not others and all(type(value) is Tensor for value in values):
+        entries = dict(zip(context.keys, values))
+        values = []
     for i, (name, value) in enumerate(zip(context.keys, values)):
         while others and others[0][2] <= i:
             other, leaf, _ = others.pop(0)
@@ -175,28 +178,42 @@ def _fitted_leaf(leaf: Leaf, batch: Size) -> Leaf:
 def _batch_after(values: Sequence[Any], context: Context) -> tuple[Size, DimNames | None]:
     """The batch size and dimension names of a node that gets other leaves."""
     batch, names = context.batch_size, context.dim_names
-    pairs = [
-        (old, new.shape if isinstance(new, Tensor) else new._batch_size, new)
-        for old, new in zip(context.shapes, values)
-        if old is not None and (isinstance(new, Tensor) or (isinstance(new, Node) and leaves(new)))
-    ]
-    grown = {len(new) - len(old) for old, new, _ in pairs}
-    if not grown or grown == {0}:
-        return _same_rank(batch, names, [new for _, new, _ in pairs])
-    if grown == {-1}:
-        dim = _dim_taken(pairs)
+    olds: list[Size] = []
+    news: list[Size] = []
+    changed = False
+    leaf = None
+    for old, value in zip(context.shapes, values):
+        if isinstance(value, Tensor):
+            new = value.shape
+            leaf = value if leaf is None else leaf
+        elif isinstance(value, Node) and leaves(value):
+            new = value._batch_size
+        else:
+            continue
+        if old is not None:
+            changed = changed or new != old
+            olds.append(old)
+            news.append(new)
+    if not changed:
+        return batch, names
+    grown = len(news[0]) - len(olds[0])
+    if any(len(new) - len(old) != grown for old, new in zip(olds, news)):
+        return _same_rank(batch, names, [batch, *news])
+    if grown == 0:
+        return _same_rank(batch, names, news)
+    if grown == -1:
+        dim = _dim_taken(olds, news, leaf)
         if dim is not None and dim < len(batch):
             left = None if names is None else _unless_empty([*names[:dim], *names[dim + 1 :]])
-            return Size([*batch[:dim], *batch[dim + 1 :]]), left
+            return batch[:dim] + batch[dim + 1 :], left
         if dim is not None:
             return batch, names
-    if grown == {1}:
-        dim = _dim_added(pairs, len(batch))
+    if grown == 1:
+        dim = _dim_added(olds, news, len(batch))
         if dim is not None:
-            size = pairs[0][1][dim]
             more = None if names is None else [*names[:dim], None, *names[dim:]]
-            return Size([*batch[:dim], size, *batch[dim:]]), more
-    return _same_rank(batch, names, [batch, *(new for _, new, _ in pairs)])
+            return Size([*batch[:dim], news[0][dim], *batch[dim:]]), more
+    return _same_rank(batch, names, [batch, *news])
 
 
 def _same_rank(
@@ -212,29 +229,29 @@ def _same_rank(
     return first[:n], names if n == len(batch) else None
 
 
-def _dim_taken(pairs: Sequence[tuple[Size, Size, Any]]) -> int | None:
+def _dim_taken(olds: Sequence[Size], news: Sequence[Size], leaf: Tensor | None) -> int | None:
     """The dimension that every leaf lost."""
     fits = [
         dim
-        for dim in range(len(pairs[0][0]))
-        if all(new == old[:dim] + old[dim + 1 :] for old, new, _ in pairs)
+        for dim in range(len(olds[0]))
+        if all(new == old[:dim] + old[dim + 1 :] for old, new in zip(olds, news))
     ]
-    leaf = pairs[0][2]
     # Sizes alone cannot tell the dimensions of a square apart, but vmap knows which it took.
-    if len(fits) > 1 and isinstance(leaf, Tensor) and not torch.compiler.is_compiling():
+    if len(fits) > 1 and leaf is not None and not torch.compiler.is_compiling():
         taken = torch._C._functorch.maybe_get_bdim(leaf)
         if taken in fits:
             return taken
     return fits[0] if fits else None
 
 
-def _dim_added(pairs: Sequence[tuple[Size, Size, Any]], limit: int) -> int | None:
+def _dim_added(olds: Sequence[Size], news: Sequence[Size], limit: int) -> int | None:
     """The dimension that every leaf gained, one of the first ``limit + 1``."""
-    size_at = pairs[0][1]
-    for dim in range(min(limit + 1, len(size_at))):
+    sizes = news[0]
+    for dim in range(min(limit + 1, len(sizes))):
+        n = sizes[dim]
         if all(
-            dim < len(new) and new == Size([*old[:dim], size_at[dim], *old[dim:]])
-            for old, new, _ in pairs
+            dim < len(new) and new[dim] == n and new[:dim] + new[dim + 1 :] == old
+            for old, new in zip(olds, news)
         ):
             return dim
     return None
