@@ -524,3 +524,27 @@ def test_keys_of_any_member_and_nested_reads():
     assert lazy.valid_keys() == ["a", "n", "b"]
     assert lazy.valid_keys(True, True, sort=True) == ["a", "b", ("n", "x"), ("n", "y")]
     assert ragged().get_nestedtensor("a").is_nested and ragged().get_nestedtensor("z") is None
+
+
+def test_what_needs_all_rows_says_what_is_ragged():
+    lazy = ragged()
+    for op in (lambda: lazy.sum(), lambda: lazy.norm(), lambda: lazy.softmax(0), lambda: lazy.cumsum(0), lambda: lazy.to_dict()):  # fmt: skip
+        with pytest.raises(RuntimeError, match="under the key 'a': their shapes are"):
+            op()
+    lazy["s"] = "x"
+    assert [key for key, _ in lazy.non_tensor_items(True)] == ["s"]
+    assert lazy.get_at("c", 1) == 3 and lazy.get_at("zz", 1) is None
+
+
+def test_a_stack_in_a_tensordict_is_written_in_place():
+    td = TensorDict({"l": ragged((2, 3)), "s": "x"}, [2])
+    before = leaves(td)
+    td.copy_(td.clone() * 2)
+    td.update_({"l": td["l"] + 1})
+    assert all(x is y for x, y in zip(before, leaves(td)))
+    assert td["l"][0]["a"].tolist() == [5, 5]
+    td[0] = {"l": {"c": 9}}
+    assert td["l", "c"].tolist() == [9, 7]
+    with td.to(torch.float64) as double:
+        double["l", "c"] = torch.tensor([1.0, 2.0])
+    assert td["l", "c"].tolist() == [1, 2]

@@ -664,3 +664,12 @@ def test_compiled_functions_read_and_write_fields():
     out = compiled(c, y)
     assert type(out) is Sample and out.x.tolist() == [2, 4, 6] and out.name == "new"
     assert c.x.tolist() == [1, 3, 5]
+
+
+def test_reading_rows_of_one_field():
+    c = sample(name="n")
+    assert (
+        c.get_at("x", 1) == 1 and c.get_at("name", 0).data == "n" and c.get_at("extra", 0) is None
+    )
+    lazy = lazy_stack([Sample(torch.zeros(n), name=str(n), tags=None) for n in (2, 3)])
+    assert lazy.get_at("name", 1).data == "3" and lazy.data_ptr().get("x").shape == (2,)

@@ -19,6 +19,7 @@ from ..core.leaf import NonTensorData
 from ..core.structural import StructuralOp
 from ..core.traverse import map_entries
 from ..errors import ShapeError
+from ..ops.dense_forms import densified
 from ..ops.indexing import Index, Rows, Select, Span
 from ..ops.reductions import Along, Reduce
 from ..ops.shape import (
@@ -62,7 +63,7 @@ def restructure(stack: Any, op: StructuralOp) -> Any:
         return out
     if isinstance(op, StructuralOp) and op.moves_rows:
         return by_rows(stack, op)
-    return stack.densify()._restructure(op)
+    return densified(stack)._restructure(op)
 
 
 def named(out: Any, stack: Any, op: StructuralOp) -> Any:
@@ -168,7 +169,7 @@ def _nothing(stack: Any, op: StructuralOp) -> Any:
             "Cannot take no row of a lazy stack whose members differ in batch size: the size of the "
             "result is not known. Make the members' batch sizes equal."
         )
-    return stack.densify()._restructure(op)
+    return densified(stack)._restructure(op)
 
 
 # --- another shape -------------------------------------------------------------------------

@@ -95,9 +95,9 @@ class MappingMethods(Node):
 
     def get_at(self, key: NestedKey, index: Any, default: Any = NO_DEFAULT) -> Any:
         """The rows ``index`` of one entry, without indexing the others."""
-        entry = self.get(key, default)
-        if entry is default or entry is None:
-            return entry
+        entry = write.fetch(self, path_of(key))
+        if entry is None:
+            return self.get(key, default)
         return index_entry(self, entry, index)
 
     def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
@@ -192,8 +192,8 @@ class MappingMethods(Node):
 
     def non_tensor_items(self, include_nested: bool = False) -> list[tuple[NestedKey, Any]]:
         """Pairs of key and `NonTensorData` / `NonTensorStack`."""
-        view = self.items(include_nested)
-        return [(key, entry) for key, entry in view if isinstance(entry, NonTensorDataBase)]
+        keys = [key for key in self.keys(include_nested) if self.is_non_tensor(key)]
+        return [(key, write.require(self, path_of(key))) for key in keys]
 
     @property
     def sorted_keys(self) -> list[str]:

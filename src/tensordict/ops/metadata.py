@@ -302,7 +302,7 @@ class MetadataMethods(Node):
             if members is None:
                 node._batch_size = Size([])
             else:
-                node._stack_dim = 0  # type: ignore[attr-defined]
+                node._bare()._stack_dim = 0  # type: ignore[attr-defined]
                 node._batch_size = Size([len(members), *members[0]._batch_size])
             node._dim_names = None
             node._device = None

@@ -63,8 +63,7 @@ class Writes:
                     f"Cannot write into the nested tensordict {path!r}: expected a mapping or a "
                     f"tensordict, got {type(value).__name__}."
                 )
-            for name, item in items_of(value):
-                self.into(entry, path_of(name), item)
+            self.into_all(entry, value, None)
         else:
             parent = node if len(path) == 1 else write.require(node, path[:-1])
             # A value has no memory to write into: the entry is replaced, also when locked.
