@@ -25,7 +25,9 @@ def test_numbers_become_tensors(value, dtype):
             batch()["a"] = value
 
 
-@pytest.mark.parametrize("value", ["s", b"b", None, 1j, {1, 2}, int, print, object()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "value", ["s", b"b", None, 1j, {1, 2}, int, print, object()], ids=lambda v: type(v).__name__
+)
 def test_other_values_stay_what_they_are(value):
     td = batch()
     td["a"] = value
