@@ -439,30 +439,38 @@ def leaves_like(node: Node, other: Node) -> list[Tensor]:
     return pairs_like(node, other)[1]
 
 
-def pairs_like(node: Node, other: Node) -> tuple[list[Tensor], list[Tensor]]:
+def pairs_like(node: Node, other: Node) -> tuple[list[Tensor], list[Tensor], bool]:
     """The tensors of two trees, matched by key, in the order of ``leaves(node)``.
+
+    Returns:
+        Both lists, and whether it is certain that the trees hold no other leaves.
 
     Raises:
         StructureError: as `leaves_like`.
     """
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
-    if not _zip(node, other, mine, theirs):
+    odd: list[None] = []
+    if not _zip(node, other, mine, theirs, odd):
         raise StructureError(_difference(node, other))
-    return mine, theirs
+    return mine, theirs, not odd
 
 
-def _zip(node: Node, other: Node, mine: list[Tensor], theirs: list[Tensor]) -> bool:
+def _zip(
+    node: Node, other: Node, mine: list[Tensor], theirs: list[Tensor], odd: list[None]
+) -> bool:
     members = node._members()
     if members is not None:
         shares = _rows_of(node, other, len(members))
         return shares is not None and all(
-            _zip(member, share, mine, theirs) for member, share in zip(members, shares)
+            _zip(member, share, mine, theirs, odd) for member, share in zip(members, shares)
         )
     items = node._items()
     # Non-tensor entries may be on one side only: they take no part.
-    if len(other._names()) != len(items) and _count(other) != _count(node):
-        return False
+    if len(other._names()) != len(items):
+        if _count(other) != _count(node):
+            return False
+        odd.append(None)
     for name, entry in items:
         if isinstance(entry, Tensor):
             y = other._fetch(name)
@@ -472,8 +480,10 @@ def _zip(node: Node, other: Node, mine: list[Tensor], theirs: list[Tensor]) -> b
             theirs.append(y)
         elif isinstance(entry, Node):
             y = other._fetch(name)
-            if not isinstance(y, Node) or not _zip(entry, y, mine, theirs):
+            if not isinstance(y, Node) or not _zip(entry, y, mine, theirs, odd):
                 return False
+        else:
+            odd.append(None)
     return True
 
 

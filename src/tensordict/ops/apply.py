@@ -246,10 +246,10 @@ def _same(x: Tensor) -> Tensor:
 def _copy_each(node: Node, source: Node, non_blocking: bool) -> bool:
     """Copy leaf by leaf between trees that agree; False when there is more to decide."""
     try:
-        xs, ys = pairs_like(node, source)
+        xs, ys, pure = pairs_like(node, source)
     except StructureError:
         return False
-    if not only_tensors(source):
+    if not pure and not only_tensors(source):
         return False
     return copy_pairs(xs, ys, non_blocking)
 

@@ -69,11 +69,11 @@ def copy_pairs(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking
             return False
         if x.requires_grad or not x.is_contiguous():
             plain = False
-    if plain and grouped(targets):
+    if plain and len(targets) > 2 and transforms() is None and not torch.compiler.is_compiling():
         try:
             torch._foreach_copy_(targets, values, non_blocking)  # type: ignore[arg-type]
             return True
-        except RuntimeError:  # a subclass, or gradients, without a rule: before anything is written
+        except RuntimeError:  # a subclass, or gradients, without a rule; a copy can be repeated
             pass
     copy_each(targets, values, non_blocking)
     return True

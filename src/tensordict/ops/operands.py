@@ -184,7 +184,8 @@ def pair(node: Any, other: Any, name: str) -> tuple[Any, Values]:
 def inplace_pair(node: Node, other: Any, name: str) -> tuple[list[Tensor], Values]:
     """The leaves, which are going to be written, and the operand in their order."""
     if isinstance(other, Node) and other._batch_size == node._batch_size:
-        return pairs_like(node, other)
+        xs, ys, _ = pairs_like(node, other)
+        return xs, ys
     if isinstance(other, NUMBERS):
         return leaves(node), other
     node = snapshot(node)
