@@ -220,6 +220,7 @@ def test_everything_that_does_not_fit_is_said_at_once():
         "sum": Layout.from_placements([4], [2], [Placement("partial", reduce_op="sum")]),
         "made": rows((4,), [1]),
         "wrong": "not a layout",
+        "unhashable": [],
     }
     asked = {"made": views.concat(["gap", "nobody"]), "nowhere": views.leaf("gap")}
     with pytest.raises(LayoutError) as caught:
@@ -235,6 +236,7 @@ def test_everything_that_does_not_fit_is_said_at_once():
         "'gone'", "missing at the source", "shape [4, 2] at the source, [2, 4]",
         "float16 at the destination, bfloat16 asked for", "reduction 'norm'",
         "made of 'nobody'", "'nowhere'", "expected a Layout, got str",
+        "expected a Layout, got list",
     ):  # fmt: skip
         assert part in text
     src2 = {"doubled": rows((4,), [0]), "sum": rows((4,), [0])}

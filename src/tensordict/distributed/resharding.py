@@ -20,6 +20,7 @@ from ..placement.reshard_program import Cut, Message, RankProgram, Slot, program
 from ..placement.views import Block
 
 _MAX_KEPT_NBYTES: Final = 64 << 20
+_FOREACH_BELOW: Final = 32 << 10
 
 
 class _Bound(NamedTuple):
@@ -99,7 +100,10 @@ class Workspace:
         if copies:
             to = self._views("copied to", self._targets, lambda: [cut for _, cut in copies])
             source = self._views("copied from", self._sources, lambda: [cut for cut, _ in copies])
-            _copy_all(to, source)
+            small = [i for i, x in enumerate(to) if x.nbytes < _FOREACH_BELOW]
+            large = [i for i, x in enumerate(to) if x.nbytes >= _FOREACH_BELOW]
+            for some in (small, large):
+                _copy_all([to[i] for i in some], [source[i] for i in some])
         self.copied = True
 
     def outgoing(self, message: Message) -> tuple[Tensor, Stage | None]:
@@ -319,7 +323,8 @@ def _buffer_views(buffer: Tensor, message: Message) -> list[Tensor]:
 
 
 def _copy_all(to: list[Tensor], values: list[Tensor]) -> None:
-    if len(to) > 2:
+    # Many small boxes gain by one call; for large strided ones it is several times slower.
+    if len(to) > 2 and to[0].nbytes < _FOREACH_BELOW:
         torch._foreach_copy_(to, values)
     else:
         for target, value in zip(to, values):

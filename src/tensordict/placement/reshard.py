@@ -18,10 +18,10 @@ import torch
 
 from ..errors import LayoutError, PlanMismatch, table_of
 from .layout import Layout
-from .renames import Rename
+from .renames import Rename, renamer
 from .reshard_geometry import Geometry, intersect
 from .reshard_options import ReshardOptions
-from .reshard_resolve import Draft, resolve
+from .reshard_resolve import Draft, name_of, resolve
 from .views import Block, View
 
 if TYPE_CHECKING:
@@ -401,10 +401,17 @@ def plan_reshard(
     """
     chosen = ReshardOptions.of(**options)
     ties = getattr(src, "ties", {})
-    draft = resolve(src, dst, dtype=dtype, rename=rename, views=views or {}, only=only, ties=ties)
-    key = (draft.key, chosen)
-    plan = _plans.pop(key, None)
+    views = views or {}
+    renamed = None if rename is None else tuple(map(renamer(rename), map(name_of, src)))
+    patterns = only if only is None or isinstance(only, str) else tuple(only)
+    sides = (tuple(src.items()), tuple(dst.items()))
+    key = (*sides, dtype, renamed, tuple(views.items()), patterns, tuple(ties.items()), chosen)
+    try:
+        plan = _plans.pop(key, None)
+    except TypeError:  # something that is no layout, no dtype, no view: said by name below
+        plan = None
     if plan is None:
+        draft = resolve(src, dst, dtype=dtype, rename=rename, views=views, only=only, ties=ties)
         plan = _assemble(draft, chosen)
     _plans[key] = plan  # the latest last
     while len(_plans) > _MAX_PLANS:

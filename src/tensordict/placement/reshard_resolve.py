@@ -45,7 +45,6 @@ class Draft:
         wishes: What feeds what, in the order of the destination.
         fills: Constant blocks of destination tensors.
         aliases: Destination tensors that equal another one.
-        key: Equal for equal drafts.
     """
 
     src: dict[str, Layout]
@@ -56,16 +55,6 @@ class Draft:
     wishes: list[Wish] = field(default_factory=list)
     fills: dict[str, tuple[Block, ...]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def key(self) -> Any:
-        sides = (tuple(self.src.items()), tuple(self.dst.items()))
-        return (
-            *sides,
-            tuple(self.names.values()),
-            tuple(self.views.items()),
-            tuple(self.ties.items()),
-        )
 
     @property
     def used(self) -> list[str]:
@@ -102,7 +91,7 @@ def resolve(
     tied = {new[a]: new[b] for a, b in ties.items() if a in new and b in new}
     sources = {name: layout.as_dtype(_dtype(layout)) for name, layout in sources.items()}
     shapes = {name: layout.shape for name, layout in sources.items()}
-    finder = _Finder({_name(key): view for key, view in views.items()})
+    finder = _Finder({name_of(key): view for key, view in views.items()})
     draft = Draft(sources, {}, names, {}, tied)
     first: dict[Any, str] = {}
     # By name: ranks that list tensors in other orders must cut the same messages.
@@ -137,14 +126,15 @@ def resolve(
     return draft
 
 
-def _name(key: Any) -> str:
+def name_of(key: Any) -> str:
+    """The dotted name of a nested key."""
     return key if type(key) is str else dotted(path_of(key))
 
 
 def _by_name(side: Mapping[Any, Layout], problems: list[tuple[str, str]]) -> dict[str, Layout]:
     out: dict[str, Layout] = {}
     for key, layout in side.items():
-        name = _name(key)
+        name = name_of(key)
         if not isinstance(layout, Layout):
             problems.append((name, f"expected a Layout, got {type(layout).__name__}"))
         elif name in out:
