@@ -476,6 +476,17 @@ def test_a_leaf_that_requires_grad_is_replaced():
     assert w.grad.tolist() == [3, 3]
 
 
+def test_a_leaf_that_is_the_same_object_needs_no_write():
+    w = torch.ones(2, requires_grad=True)
+    td = TensorDict({"w": w, "x": torch.zeros(2, dtype=torch.float64)}).lock_()
+    with td.to(torch.float32) as low:
+        assert low["w"] is w
+        with torch.no_grad():
+            low["w"].add_(1)
+        low["x"].add_(1)
+    assert td["w"] is w and w.tolist() == [2, 2] and td["x"].tolist() == [1, 1]
+
+
 def test_a_block_on_the_same_tensordict_works_on_it():
     td = TensorDict({"x": torch.zeros(2)}, device="cpu")
     with td.to("cpu") as same:

@@ -39,10 +39,11 @@ class WriteBack:
             if self._untouched(path, entry):
                 continue
             old = present.get(path)
+            if old is entry:
+                continue  # the very same object: it was written to where it is
             if isinstance(entry, Tensor) and isinstance(old, Tensor):
                 if _can_write(old, entry):
-                    if old is not entry:
-                        written.append((old, entry))
+                    written.append((old, entry))
                     continue
                 entry = entry.to(old.device, old.dtype)
             elif isinstance(entry, Tensor) and source._device is not None:
