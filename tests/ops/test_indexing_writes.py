@@ -215,6 +215,8 @@ BAD = {
     "bad key": lambda td: td.__setitem__(0, {"b": 1, 3: torch.ones(3)}),
     "batch size": lambda td: td.__setitem__(0, TensorDict({"b": torch.ones(2)}, [2])[None]),
     "for all": lambda td: td.__setitem__(slice(2), torch.ones(5)),
+    "nothing for all": lambda td: td.__setitem__(0, None),
+    "ragged list": lambda td: td.__setitem__(0, {"b": 1, "a": [[1], [1, 2]]}),
     "text for all": lambda td: td.__setitem__(0, "text"),
     "update: missing": lambda td: td.update_at_({"b": 1, "z": torch.ones(3)}, 0),
     "update: missing nested": lambda td: td.update_at_({"b": 1, "n": {"z": 1}}, 0),
@@ -234,7 +236,7 @@ ERRORS = {
 }
 ERRORS |= {"update: key missing": KeyError, "set: missing": KeyError, "bad key": KeyError}
 ERRORS |= {"update: no mapping": TypeError, "set: through a tensor": RuntimeError}
-ERRORS |= {"set: index": IndexError}
+ERRORS |= {"set: index": IndexError, "nothing for all": TypeError, "ragged list": ValueError}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -123,18 +123,7 @@ class MaskingMethods(Node):
                 )
             result: Self = _chosen(condition, self, other, pad, ())
         elif isinstance(other, (Tensor, *_NUMBERS)):
-            xs = leaves(self)
-            masks = spread(self, condition)
-            ys: list[Any] = [other] * len(xs)
-            if (
-                isinstance(other, Tensor)
-                and other.ndim
-                and other.shape == self._batch_size[: other.ndim]
-            ):
-                ys = list(spread(self, other))
-            result = self._rebuild(
-                iter([torch.where(_beside(m, x), x, y) for x, m, y in zip(xs, masks, ys)])
-            )
+            result = _chosen_or(condition, self, other)
         else:
             raise EntryTypeError(
                 f"Cannot choose between a tensordict and a {type(other).__name__}: expected a "
@@ -187,6 +176,17 @@ def _check_value(value: Any) -> None:
         raise EntryTypeError(
             f"Cannot fill with a {type(value).__name__}: expected a number or a 0-d tensor."
         )
+
+
+def _chosen_or(condition: Tensor, node: Any, other: Any) -> Any:
+    """Rows of a node, or of one tensor or number for every leaf."""
+    xs = leaves(node)
+    ys: list[Any] = [other] * len(xs)
+    if isinstance(other, Tensor) and other.ndim:
+        if other.shape == node._batch_size[: other.ndim]:
+            ys = list(spread(node, other))
+    masks = spread(node, condition)
+    return node._rebuild(iter([torch.where(_beside(m, x), x, y) for x, m, y in zip(xs, masks, ys)]))
 
 
 def _chosen(condition: Tensor, a: Any, b: Any, pad: Any, path: Path) -> Any:

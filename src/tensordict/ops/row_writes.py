@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +10,12 @@ import torch
 from torch import Size, Tensor
 
 from .._keys import path_of, short
-from .._typing import NestedKey, Path
+from .._typing import Path
 from ..core import write
 from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase, NonTensorStack, same
 from ..core.node import Entry, Node
-from ..errors import BatchSizeError, EntryTypeError, LockedError, MissingKeyError, ShapeError
-from .indexing import Index, Select, normal, read_rows
+from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
+from .indexing import Index, Select, normal
 from .shape import Expand
 
 if TYPE_CHECKING:
@@ -23,85 +23,6 @@ if TYPE_CHECKING:
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 _transforms = torch._C._functorch.peek_interpreter_stack
-
-
-class RowMethods(Node):
-    """Rows by list, and writes into rows of entries that exist."""
-
-    __slots__ = ()
-
-    def __getitems__(self, index: Any) -> Self:
-        """The rows of a list of positions, in one operation; used by ``DataLoader``."""
-        result: Self = read_rows(self, index)
-        return result
-
-    def set_at_(
-        self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False
-    ) -> Self:
-        """Write into rows of an entry that exists; allowed when locked.
-
-        Args:
-            key: the entry.
-            value: a tensor, number or tensordict that broadcasts to the rows.
-            index: the rows, as in ``td[index]``.
-            non_blocking: how the value is copied to the entry's device.
-
-        Raises:
-            KeyError: the key is not there.
-            RuntimeError: the value does not fit.
-
-        >>> from tensordict import TensorDict
-        >>> TensorDict({"a": torch.zeros(3)}, [3]).set_at_("a", 1, slice(1, None))["a"]
-        tensor([0., 1., 1.])
-        """
-        path = path_of(key)
-        holder = _holder(self, path)
-        if holder is None:
-            update_rows(self, index, {path: value}, non_blocking)
-            return self
-        writes = ExistingRowWrites(_rows_of(self, index), non_blocking=non_blocking)
-        writes.entry(holder, path[-1:], value, path[:-1])
-        writes.run()
-        return self
-
-    def update_at_(
-        self,
-        input_dict_or_td: Any,
-        idx: Any,
-        clone: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Iterable[NestedKey] | None = None,
-    ) -> Self:
-        """Write a tensordict or mapping into rows of entries that exist; allowed when locked.
-
-        Args:
-            input_dict_or_td: what to write.
-            idx: the rows, as in ``td[idx]``.
-            clone: accepted for compatibility of calls; rows are always copied.
-            non_blocking: how values are copied to the entries' devices.
-            keys_to_update: only these keys of the input.
-
-        Raises:
-            KeyError: a key of the input is not there; nothing has changed then.
-            RuntimeError: a value does not fit; nothing has changed then.
-
-        >>> from tensordict import TensorDict
-        >>> td = TensorDict({"a": torch.zeros(3)}, [3])
-        >>> td.update_at_({"a": torch.ones(())}, 1)["a"]
-        tensor([0., 1., 0.])
-        """
-        if keys_to_update is not None:
-            input_dict_or_td = _only(input_dict_or_td, keys_to_update)
-        update_rows(self, idx, input_dict_or_td, non_blocking)
-        return self
-
-    def copy_at_(
-        self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True
-    ) -> Self:
-        """As `update_at_` (``fast`` is accepted for compatibility of calls)."""
-        update_rows(self, idx, tensordict, non_blocking)
-        return self
 
 
 def write_rows(node: Node, index: Any, value: Any) -> None:
@@ -116,7 +37,7 @@ def write_rows(node: Node, index: Any, value: Any) -> None:
     Raises:
         RuntimeError: sizes that do not broadcast, or a new key in a locked tensordict.
     """
-    op = _rows_of(node, index)
+    op = rows_of(node, index)
     writes = RowWrites(op)
     if isinstance(value, Node):
         writes.tree(node, _broadcast(op, value), ())
@@ -133,7 +54,7 @@ def update_rows(node: Node, index: Any, value: Any, non_blocking: bool = False) 
     Raises:
         KeyError: a key is not there.
     """
-    op = _rows_of(node, index)
+    op = rows_of(node, index)
     if not isinstance(value, (Node, Mapping)):
         raise EntryTypeError(
             f"Cannot update rows from a {type(value).__name__}: expected a tensordict or a mapping."
@@ -352,7 +273,12 @@ class RowWrites:
                 raise ShapeError(
                     f"Cannot write a {type(value).__name__} into rows of the tensor {where!r}."
                 )
-            value = torch.as_tensor(value, dtype=target.dtype, device=target.device)
+            try:
+                value = torch.as_tensor(value, dtype=target.dtype, device=target.device)
+            except (TypeError, ValueError, RuntimeError) as err:
+                raise EntryTypeError(
+                    f"Cannot write a {type(value).__name__} into rows of the tensor {where!r}: {err}."
+                ) from None
         _check_target(self.op, target, path, name)
         shape = self.shape_for(target.shape)
         if value.shape != shape or self.take is not None:
@@ -476,7 +402,7 @@ def _object_rows(value: list[Any], ndim: int) -> np.ndarray:
     return NonTensorStack.from_list(value, max(1, ndim))._values
 
 
-def _rows_of(node: Node, index: Any) -> Index:
+def rows_of(node: Node, index: Any) -> Index:
     whole = index is Ellipsis or (type(index) is tuple and not index)
     return Index((), node._batch_size) if whole else normal(index, node._batch_size)
 
@@ -523,35 +449,3 @@ def _overlaps(op: Index, target: Tensor) -> bool:
 def _transformed() -> bool:
     """Whether a function transform or a trace is under way, where foreach has no rule."""
     return torch.compiler.is_compiling() or _transforms() is not None
-
-
-def _holder(node: Node, path: Path) -> Node | None:
-    """The node that holds an entry itself; None when a stack is on the way to it."""
-    for name in path[:-1]:
-        if node._members() is not None:
-            return None
-        below = node._fetch(name)
-        if not isinstance(below, Node):
-            return None
-        node = below
-    return None if node._members() is not None else node
-
-
-def _only(source: Any, keys: Iterable[NestedKey]) -> dict[Path, Any]:
-    out: dict[Path, Any] = {}
-    for key in [keys] if isinstance(keys, str) else keys:
-        path = path_of(key)
-        if isinstance(source, Node):
-            out[path] = write.require(source, path)
-        else:
-            out[path] = _item(source, path)
-    return out
-
-
-def _item(source: Mapping[Any, Any], path: Path) -> Any:
-    item: Any = source
-    for i, name in enumerate(path):
-        if not isinstance(item, Mapping) or name not in item:
-            raise MissingKeyError(f"key {short(path[: i + 1])!r} not found in the values to write.")
-        item = item[name]
-    return item

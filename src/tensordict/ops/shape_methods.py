@@ -10,7 +10,7 @@ from .packing import PackingMethods
 from .padding import PaddingMethods
 from .pieces import PiecesMethods
 from .reshaping import ReshapingMethods
-from .row_writes import RowMethods
+from .row_methods import RowMethods
 from .selection import SelectionMethods
 
 
