@@ -182,9 +182,9 @@ def _chosen_or(condition: Tensor, node: Any, other: Any) -> Any:
     """Rows of a node, or of one tensor or number for every leaf."""
     xs = leaves(node)
     ys: list[Any] = [other] * len(xs)
-    if isinstance(other, Tensor) and other.ndim:
-        if other.shape == node._batch_size[: other.ndim]:
-            ys = list(spread(node, other))
+    rows = isinstance(other, Tensor) and bool(other.ndim)
+    if rows and other.shape == node._batch_size[: other.ndim]:
+        ys = list(spread(node, other))
     masks = spread(node, condition)
     return node._rebuild(iter([torch.where(_beside(m, x), x, y) for x, m, y in zip(xs, masks, ys)]))
 
