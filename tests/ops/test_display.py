@@ -337,3 +337,26 @@ def test_printing_reads_nothing_of_the_values():
     assert "f32[3]" in compact(fake) and fake._repr_html_()
     with set_printoptions(plain=True, show_storage_size=True, show_is_view=True):
         assert "mean" not in repr(TensorDict(a=torch.zeros(3, device="meta"), b=torch.zeros(0)))
+
+
+ODD = {
+    "sparse": (lambda: torch.eye(3).to_sparse(), "f32[3,3]"),
+    "csr": (lambda: torch.eye(3).to_sparse_csr(), "f32[3,3]"),
+    "uninitialised": (lambda: torch.nn.LazyLinear(3).weight, "f32[-1]"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "f32[2,-1]"),
+    "mkldnn": (lambda: torch.ones(2).to_mkldnn(), "f32[2]"),
+    "conjugate": (lambda: torch.ones(2, dtype=torch.cfloat).conj(), "c64[2]"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ODD)
+def test_leaves_that_answer_few_questions(kind):
+    make, code = ODD[kind]
+    td = TensorDict()
+    td["x"] = make()
+    assert compact(td) == f"TensorDict(batch_size=[], fields={{x: {code}}})"
+    everything = {name: True for name in get_printoptions() if name.startswith("show")}
+    with set_printoptions(plain=True, **everything):
+        assert "requires_grad=" in repr(td)
+    assert "x: " in td._repr_html_()

@@ -5,9 +5,10 @@ A kind of node that shows something else than its entries has its own ``_card``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Size, Tensor
@@ -15,6 +16,8 @@ from torch import Size, Tensor
 from ..core.leaf import Leaf, NonTensorData
 from ..core.lock import origin_of
 from ..core.node import Node
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -55,7 +58,7 @@ class LeafCard:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements."""
-        return sum(x.nbytes for x in self.tensors if not x.is_nested or x.layout is torch.jagged)
+        return sum(ask(partial(getattr, x, "nbytes"), 0) for x in self.tensors)
 
 
 @dataclass
@@ -115,14 +118,19 @@ class NodeCard:
 Card = LeafCard | ValueCard | NodeCard
 
 
+def ask(question: Callable[[], T], otherwise: T) -> T:
+    """The answer of a tensor; ``otherwise`` where it has none (sparse, uninitialised, functional)."""
+    try:
+        return question()
+    except (RuntimeError, ValueError, TypeError):
+        return otherwise
+
+
 def is_shared(x: Tensor) -> bool:
     """Whether a leaf is in shared memory; False where that cannot be asked."""
     if x.device.type == "meta" or x.is_nested:
         return False
-    try:
-        return x.is_shared()
-    except (RuntimeError, NotImplementedError):
-        return False
+    return ask(x.is_shared, False)
 
 
 def node_card(node: Node, title: str | None = None) -> NodeCard:
@@ -163,6 +171,11 @@ def _kind(x: Tensor) -> str:
 
 
 def _shape(x: Tensor) -> Size:
-    if x.is_nested:
-        return Size([n if isinstance(n, int) else -1 for n in x.shape])
-    return x.shape
+    """The shape, -1 where a size is not one number (ragged) or not known (uninitialised)."""
+    if not x.is_nested:
+        return ask(lambda: x.shape, Size([-1]))
+    sizes: list[int] = []
+    for i in range(x.dim()):
+        n: Any = ask(partial(x.size, i), -1)
+        sizes.append(n if type(n) is int else -1)
+    return Size(sizes)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .display_cards import Card, LeafCard, NodeCard, ValueCard
+from .display_cards import Card, LeafCard, NodeCard, ValueCard, ask
 
 _INDENT = "    "
 _WIDTH = 80
@@ -89,9 +89,9 @@ def _full_leaf(card: LeafCard, options: Mapping[str, Any]) -> str:
     if options["show_grad"]:
         parts.append(f"requires_grad={x.requires_grad}")
     if options["show_is_contiguous"]:
-        parts.append(f"is_contiguous={all(t.is_contiguous() for t in card.tensors)}")
+        parts.append(f"is_contiguous={all(ask(t.is_contiguous, False) for t in card.tensors)}")
     if options["show_is_view"]:
-        parts.append(f"is_view={any(t._is_view() for t in card.tensors)}")
+        parts.append(f"is_view={any(ask(t._is_view, False) for t in card.tensors)}")
     if options["show_storage_size"]:
         parts.append(f"storage_size={sum(_storage_nbytes(t) for t in card.tensors)}")
     if options["plain"]:
@@ -100,21 +100,19 @@ def _full_leaf(card: LeafCard, options: Mapping[str, Any]) -> str:
 
 
 def _storage_nbytes(x: torch.Tensor) -> int:
-    try:
-        return x.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError):  # nested, sparse, functional: none to ask
-        return 0
+    return ask(lambda: x.untyped_storage().nbytes(), 0)
 
 
 def _statistics(card: LeafCard) -> list[str]:
     """Mean and standard deviation of all elements, where they can be computed."""
-    try:
+
+    def compute() -> list[str]:
         values = torch.cat([x.detach().reshape(-1).double() for x in card.tensors])
         if values.is_meta or not values.numel():
             return []
         return [f"mean={values.mean():.4g}", f"std={values.std(correction=0):.4g}"]
-    except (RuntimeError, TypeError, NotImplementedError):
-        return []
+
+    return ask(compute, [])
 
 
 # --- the compact form ------------------------------------------------------------------------
