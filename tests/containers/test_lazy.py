@@ -548,3 +548,25 @@ def test_a_stack_in_a_tensordict_is_written_in_place():
     with td.to(torch.float64) as double:
         double["l", "c"] = torch.tensor([1.0, 2.0])
     assert td["l", "c"].tolist() == [1, 2]
+
+
+def test_stacks_of_ragged_stacks():
+    grid = [[TensorDict(x=torch.full((i + j + 1,), float(i))) for j in range(2)] for i in range(3)]
+    lazy = lazy_stack([lazy_stack(row) for row in grid])
+    assert lazy.batch_size == (3, 2) and lazy.get_item_shape("x") == (3, 2, -1)
+    padded = lazy.get("x", as_padded_tensor=True, padding_value=-1)
+    assert padded.shape == (3, 2, 4) and padded[1, 0].tolist() == [1, 1, -1, -1]
+    assert lazy.get("x", as_list=True)[2][1].tolist() == [2, 2, 2, 2]
+    with pytest.raises(RuntimeError):
+        lazy.get("x", as_nested_tensor=True)
+    assert lazy.permute(1, 0).get("x", as_padded_tensor=True).shape == (2, 3, 4)
+    lazy[0, 1] = {"x": torch.zeros(2)}
+    assert lazy[0][1]["x"].tolist() == [0, 0]
+    assert [m["x"].shape[0] for m in lazy.reshape(-1).unbind(0)] == [1, 2, 2, 3, 3, 4]
+
+
+def test_no_row_of_a_ragged_stack():
+    out = ragged()[:0]
+    assert out.batch_size == (0,) and out["a"].shape[0] == 0 and out["c"].shape == (0,)
+    assert ragged()[torch.zeros(3, dtype=torch.bool)].batch_size == (0,)
+    assert ragged()[torch.tensor([], dtype=torch.long)].batch_size == (0,)

@@ -169,7 +169,11 @@ def _nothing(stack: Any, op: StructuralOp) -> Any:
             "Cannot take no row of a lazy stack whose members differ in batch size: the size of the "
             "result is not known. Make the members' batch sizes equal."
         )
-    return densified(stack)._restructure(op)
+    if len(stack._batch_size) > 1:
+        return densified(stack)._restructure(op)
+    # No row has a size: entries that are ragged get that of the first member.
+    first = densified(stack._new(stack._stacked[:1], 0))
+    return named(first._restructure(Narrow(0, 0, 0)), stack, op)
 
 
 # --- another shape -------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,16 +15,21 @@ from ..core.leaf import Leaf
 from ..core.node import Node
 from ..errors import EntryTypeError, ShapeError
 
+Read: TypeAlias = Callable[[Node, Path], Any]
 
-def rows(node: Any, path: Path) -> tuple[list[Any] | None, int]:
+
+def rows(node: Any, path: Path, read: Read) -> tuple[list[Any] | None, int]:
     """The rows of an entry along the dimension of the stack that holds it, and that dimension.
 
-    ``None`` when the entry is missing in a row.
+    ``read(member, path)`` reads from members that are stacks themselves, or hold the entry
+    in one.  ``None`` when the entry is missing in a row.
     """
     for i in range(len(path)):
         members = node._members()
         if members is not None:
-            found = [write.fetch(member, path[i:]) for member in members]
+            rest = path[i:]
+            get = read if any(_through_stack(member, rest) for member in members) else write.fetch
+            found = [get(member, rest) for member in members]
             return (None if any(e is None for e in found) else found), node.stack_dim
         if i == len(path) - 1:
             break
@@ -41,6 +47,17 @@ def rows(node: Any, path: Path) -> tuple[list[Any] | None, int]:
     if isinstance(entry, Tensor):
         return list(entry.unbind(0)) if entry.ndim else [entry], 0
     return [entry], 0
+
+
+def _through_stack(node: Any, path: Path) -> bool:
+    """Whether the way to an entry leads through a stack."""
+    for name in path:
+        if node._members() is not None:
+            return True
+        node = node._fetch(name)
+        if not isinstance(node, Node):
+            return False
+    return False
 
 
 def read_as(
@@ -69,7 +86,20 @@ def read_as(
             "Cannot read the entry in several forms: pass one of as_list, as_padded_tensor, "
             "as_nested_tensor."
         )
-    found, dim = rows(node, path)
+
+    def read(member: Node, rest: Path) -> Any:
+        return read_as(
+            member,
+            rest,
+            as_list=as_list,
+            as_padded_tensor=as_padded_tensor,
+            as_nested_tensor=as_nested_tensor,
+            padding_value=padding_value,
+            padding_side=padding_side,
+            layout=layout,
+        )
+
+    found, dim = rows(node, path, read)
     if found is None:
         return None
     if as_list:
