@@ -182,6 +182,19 @@ def test_loader_and_double_buffer():
     assert LoopbackGroup(2).run(main) == [[("w", 16.0), ("b", 4.0)]] * 2
 
 
+def test_several_at_once_do_not_mix():
+    src = {"w": lay((8, 4), [2], [S(0)])}
+    plan = plan_reshard(src, {"w": lay((8, 4), [2], [S(1)])})
+
+    def main(transport):
+        parts = [{"w": torch.full((4, 4), 10.0 * i + transport.rank)} for i in range(4)]
+        under_way = [reshard(part, plan, transport=transport) for part in parts]
+        return [pending.wait(20)["w"][::4, 0].tolist() for pending in reversed(under_way)]
+
+    expected = [[10.0 * i, 10.0 * i + 1] for i in reversed(range(4))]
+    assert LoopbackGroup(2).run(main) == [expected] * 2
+
+
 class InFlight:
     """A transport that knows how many bytes of payload are under way."""
 

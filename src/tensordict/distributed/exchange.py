@@ -87,7 +87,7 @@ def reshard(
 
     Returns:
         A handle; its result is a tensordict of this rank's local tensors (``out`` where given),
-        or ``None`` on a rank that receives nothing.
+        or ``None`` on a rank that receives nothing.  Until it is done ``td`` must stay as it is.
 
     Raises:
         PlanMismatch: (when the handle is waited for, like all errors, on every rank) plans
