@@ -194,6 +194,30 @@ def test_dtypes_of_the_destination_stay():
     assert td["b"].tolist() == [2, 3, 0, 0]
 
 
+ODD = [
+    name
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint16", "uint32", "uint64")
+    if hasattr(torch, name)
+]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_dtypes_without_kernels_to_scatter_are_written_too(name):
+    dtype = getattr(torch, name)
+    ones = torch.ones(4, 3).to(dtype)
+    for index in (0, slice(2), [0, 3], MASK, torch.tensor([[0], [3]]), ([0, 3],)):
+        td = TensorDict({"a": torch.full((4, 3), 2.0).to(dtype)}, [4])
+        plain = torch.full((4, 3), 2.0)
+        td[index] = td._map(lambda x: ones)[index]
+        plain[index] = 1
+        assert torch.equal(td["a"].to(torch.float32), plain)
+        td[index] = 4
+        plain[index] = 4
+        assert torch.equal(td["a"].to(torch.float32), plain)
+    index = torch.tensor([1, 1, 0])
+    assert torch.equal(td.gather(0, index)["a"].to(torch.float32), plain[index])
+
+
 def test_gradients_flow_from_written_values():
     value = torch.ones(3, requires_grad=True)
     td = TensorDict({"a": torch.zeros(4, 3)}, [4])

@@ -18,6 +18,7 @@ from ..core.node import Entry, Node
 from ..core.structural import DimNames, StructuralOp, named
 from ..core.undo import itself
 from ..errors import DimError, EntryTypeError
+from .bits import AS_INTEGERS, bits
 
 _FULL = slice(None)
 _TRUTH = (bool, np.bool_)
@@ -62,19 +63,21 @@ class Index(StructuralOp):
         return x[self.parts]
 
     def write(self, target: Tensor, value: Tensor) -> None:
-        """Write a value that broadcasts to the rows of one tensor."""
+        """Write a value of its dtype and device that broadcasts to the rows of one tensor."""
+        if target.dtype in AS_INTEGERS:
+            target, value = bits(target), bits(value)
         target[self.parts] = value
 
     def copy(self, target: Tensor, value: Tensor) -> None:
         """Write a value of exactly the shape, dtype and device of the rows of one tensor."""
-        target[self.parts] = value
+        self.write(target, value)
 
     def fill(self, target: Tensor, number: Any) -> None:
         """Write a number that was checked into the rows of one tensor."""
         if self.is_view:
             self.leaf(target).fill_(number)
         else:
-            target[self.parts] = number
+            self.write(target, torch.full((), number, dtype=target.dtype, device=target.device))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.parts})"
@@ -137,16 +140,18 @@ class Rows(Index):
         )
 
     def copy(self, target: Tensor, value: Tensor) -> None:
+        if target.dtype in AS_INTEGERS:
+            target, value = bits(target), bits(value)
         if self.flat is self.index and self.flat.device == target.device:
             target.index_copy_(self.dim, self.flat, value)
         else:
             target[self.parts] = value
 
     def fill(self, target: Tensor, number: Any) -> None:
-        if self.flat.device == target.device:
+        if self.flat.device == target.device and target.dtype not in AS_INTEGERS:
             target.index_fill_(self.dim, self.flat, number)
         else:
-            target[self.parts] = number
+            super().fill(target, number)
 
 
 def normal(index: Any, batch: Size) -> Index:

@@ -18,6 +18,7 @@ import torch
 from torch import Size, Tensor
 
 from ..core.structural import DimNames, StructuralOp, named
+from .bits import AS_INTEGERS, bits
 
 Dims = tuple[int, ...]
 
@@ -420,6 +421,8 @@ class Gather(StructuralOp):
             index, tail = self.index.to(x.device), x.shape[self.index.ndim :]
             self._seen = x.shape
             self._wide = index.view(index.shape + (1,) * len(tail)).expand(index.shape + tail)
+        if x.dtype in AS_INTEGERS:
+            return bits(x).gather(self.dim, self._wide).view(x.dtype)
         return x.gather(self.dim, self._wide)
 
 
