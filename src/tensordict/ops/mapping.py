@@ -83,8 +83,11 @@ class MappingMethods(Node):
         >>> TensorDict(a=0).get("b", 1), TensorDict(a=0).get("b") is None
         (1, True)
         """
-        path = path_of(key)
-        entry = read_as(self, path, **form) if form else write.fetch(self, path)
+        if type(key) is str and not form:
+            entry = self._fetch(key)  # the common read, without a path
+        else:
+            path = path_of(key)
+            entry = read_as(self, path, **form) if form else write.fetch(self, path)
         if entry is not None:
             return entry
         if default is NO_DEFAULT:
