@@ -176,6 +176,7 @@ def _shape(x: Tensor) -> Size:
         return ask(lambda: x.shape, Size([-1]))
     sizes: list[int] = []
     for i in range(x.dim()):
-        n: Any = ask(partial(x.size, i), -1)
+        size: Any = x.size
+        n = ask(partial(size, i), -1)
         sizes.append(n if type(n) is int else -1)
     return Size(sizes)
