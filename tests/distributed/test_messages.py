@@ -17,6 +17,8 @@ from tensordict.distributed import (
     recv,
     send,
 )
+from tensordict.distributed.describe import describe
+from tensordict.distributed.endpoint import Catalogue, StagePool
 from tensordict.distributed.testing import (
     CountingTransport,
     Fault,
@@ -285,3 +287,21 @@ def test_what_changed_since_the_last_time_is_seen():
 
     want, ready = [], threading.Semaphore(0)
     LoopbackGroup(2, timeout=10).run(main)
+
+
+def test_kept_buffers_are_bounded_and_used_again():
+    pool = StagePool(300_000)
+    entries = [Catalogue().of(describe(small(n, 1000)).schema) for n in (10, 20, 30)]
+    stages = [pool.take(entry) for entry in entries]
+    for entry, stage in zip(entries, stages):
+        pool.keep(entry, stage)
+    assert pool.nbytes <= 300_000 and [len(e.stages) for e in entries] == [1, 1, 1]
+    large = Catalogue().of(describe(small(60, 1000)).schema)
+    pool.keep(large, pool.take(large))
+    assert pool.nbytes <= 300_000
+    assert [len(e.stages) for e in (*entries, large)] == [0, 0, 0, 1]
+    again = pool.take(large)
+    assert pool.nbytes == 0 and again.packing is large.packing
+    huge = Catalogue().of(describe(small(90, 1000)).schema)
+    pool.keep(huge, pool.take(huge))
+    assert pool.nbytes == 0 and not huge.stages

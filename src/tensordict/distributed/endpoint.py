@@ -25,7 +25,7 @@ from .wire import Limits, schema_digest
 
 _MAX_SCHEMAS: Final = 64
 _MAX_STAGES: Final = 2  # of each direction, for each schema
-_MAX_STAGED_NBYTES: Final = 128 << 20
+_MAX_STAGED_NBYTES: Final = 256 << 20  # in all
 _MAX_ACKED: Final = 256
 
 
@@ -43,15 +43,54 @@ class Known:
 
     def stage(self) -> Stage:
         """A buffer for one packed message, used before or new."""
-        try:
-            return self.stages.pop()
-        except IndexError:
-            return Stage(self.packing)
+        return _pool.take(self)
 
     def give_back(self, stage: Stage) -> None:
         """Keep a buffer for the next message of this schema."""
-        if len(self.stages) < _MAX_STAGES and stage.nbytes <= _MAX_STAGED_NBYTES:
-            self.stages.append(stage)
+        _pool.keep(self, stage)
+
+
+class StagePool:
+    """The buffers that the process keeps between exchanges, the last used ones first.
+
+    Args:
+        limit: bytes to keep at most.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, tuple[Known, Stage]] = OrderedDict()
+        self.nbytes = 0
+
+    def take(self, entry: Known) -> Stage:
+        """A buffer of a schema, kept or new."""
+        with self._lock:
+            if entry.stages:
+                stage = entry.stages.pop()
+                self._forget(stage)
+                return stage
+        return Stage(entry.packing)
+
+    def keep(self, entry: Known, stage: Stage) -> None:
+        """Keep a buffer, and drop those that were not used for longest."""
+        with self._lock:
+            if len(entry.stages) >= _MAX_STAGES:
+                return
+            entry.stages.append(stage)
+            self._kept[id(stage)] = entry, stage
+            self.nbytes += stage.nbytes
+            while self.nbytes > self._limit:
+                owner, oldest = next(iter(self._kept.values()))
+                owner.stages.remove(oldest)
+                self._forget(oldest)
+
+    def _forget(self, stage: Stage) -> None:
+        del self._kept[id(stage)]
+        self.nbytes -= stage.nbytes
+
+
+_pool = StagePool(_MAX_STAGED_NBYTES)
 
 
 def known(schema: Schema, data: bytes, digest: bytes) -> Known:
