@@ -191,14 +191,18 @@ def on_host(tensors: Sequence[Tensor]) -> bool:
     return all([x.is_cpu for x in tensors])  # noqa: C419  (a generator is twice as slow)
 
 
-def cast_on_host(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype | None]) -> list[Tensor]:
+def cast_on_host(
+    tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype | None], plain: bool | None = None
+) -> list[Tensor]:
     """Cast host tensors, each to its dtype; nothing is asynchronous.
 
     Args:
         tensors: Tensors in host memory.
         dtypes: As many; or a single one, for all of them.
+        plain: Whether all are of plain types, where that is known.
     """
-    plain = PLAIN_TENSORS.issuperset(map(type, tensors))
+    if plain is None:
+        plain = PLAIN_TENSORS.issuperset(map(type, tensors))
     caster = _CASTERS.get(dtypes[0]) if len(set(dtypes)) == 1 else None
     if not plain:
         out = [x.to(_HOST, dtype) for x, dtype in zip(tensors, _one_each(dtypes, tensors))]

@@ -13,7 +13,7 @@ from ..core.lock import set_origin
 from ..core.node import Node
 from ..core.traverse import entries_beside, leaves, leaves_with_path, map_leaves_with_path
 from ..core.undo import remember
-from ..device.kinds import MoveKind
+from ..device.kinds import PLAIN_TENSORS, MoveKind
 from ..errors import LockedError
 from ..storage.consolidate import buffer_of, consolidate, over_buffer, packing_of
 from .attrs import TensorAttrs, host_dtypes
@@ -150,6 +150,9 @@ def _to_spec(td: Any, request: MoveRequest) -> Any:
 
 def _to_records(td: Any, records: Node, non_blocking: bool | None) -> Any:
     """Each leaf to the device and dtype of the record beside it."""
+    flat = _flat_on_host(td, records)
+    if flat is not None:
+        return flat
     tensors = leaves(td)
     beside = entries_beside(td, records)
     dtypes = host_dtypes(beside)
@@ -160,6 +163,25 @@ def _to_records(td: Any, records: Node, non_blocking: bool | None) -> Any:
     if routes is None:
         return place(td, tensors, None)
     moved, _ = run_routes(tensors, routes, options_for(non_blocking))
+    return place(td, moved, None)
+
+
+def _flat_on_host(td: Any, records: Node) -> Any:
+    """`_to_records` of one level of host tensors with a record each; ``None`` for any other tree.
+
+    The common state dict, seen in one pass: names, tensors and records stand side by side.
+    """
+    if td._members() is not None or records._members() is not None:
+        return None
+    if list(td._names()) != list(records._names()):
+        return None
+    tensors = list(td._contents())
+    if not PLAIN_TENSORS.issuperset(map(type, tensors)):
+        return None
+    dtypes = host_dtypes(records._contents())
+    if dtypes is None or not on_host(tensors):
+        return None
+    moved = cast_on_host(tensors, dtypes, True) if _differ(tensors, dtypes) else tensors
     return place(td, moved, None)
 
 
