@@ -42,6 +42,7 @@ class RowMethods(Node):
             KeyError: the key is not there.
             RuntimeError: the value does not fit.
 
+        >>> import torch
         >>> from tensordict import TensorDict
         >>> TensorDict({"a": torch.zeros(3)}, [3]).set_at_("a", 1, slice(1, None))["a"]
         tensor([0., 1., 1.])
@@ -78,6 +79,7 @@ class RowMethods(Node):
             KeyError: a key of the input is not there; nothing has changed then.
             RuntimeError: a value does not fit; nothing has changed then.
 
+        >>> import torch
         >>> from tensordict import TensorDict
         >>> td = TensorDict({"a": torch.zeros(3)}, [3])
         >>> td.update_at_({"a": torch.ones(())}, 1)["a"]
