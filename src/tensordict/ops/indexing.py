@@ -23,6 +23,7 @@ from .bits import AS_INTEGERS, bits
 _FULL = slice(None)
 _TRUTH = (bool, np.bool_)
 _MASKS = (torch.bool, torch.uint8)
+_FEW = 64  # so many positions Python compares faster than torch
 
 
 class Index(StructuralOp):
@@ -219,8 +220,12 @@ def positions(rows: Tensor, n: int) -> Tensor:
         return rows
     if rows.device.type != "cpu":  # looking would wait for the device; its kernels check
         return torch.where(rows < 0, rows + n, rows)
-    low, high = torch.aminmax(rows)
-    first, last = int(low), int(high)
+    if rows.numel() <= _FEW:
+        numbers = rows.reshape(-1).tolist()
+        first, last = min(numbers), max(numbers)
+    else:
+        low, high = torch.aminmax(rows)
+        first, last = int(low), int(high)
     if first < -n or last >= n:
         raise DimError(
             f"index {first if first < -n else last} is out of range for a batch dimension of size "

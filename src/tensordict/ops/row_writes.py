@@ -150,21 +150,29 @@ class RowWrites:
 
     def rows(self, node: Node, value: Node, path: Path) -> None:
         """Plan to write a tensordict that has one row for each row here."""
-        leaf, is_view = self.op.leaf, self.op.is_view
+        op, leaf, is_view, n = self.op, self.op.leaf, self.op.is_view, self.op.ndim
+        seen: Size | None = None
+        want: Size | None = None
         for name, item in value._items():
             present = node._fetch(name)
-            # What `tensor` does in the common case, without the calls.
-            if is_view and type(present) is Tensor and type(item) is Tensor:
+            # What `tensor` does in the common cases, without the calls.
+            if type(present) is not Tensor or type(item) is not Tensor:
+                self.entry(node, (name,), item, path)
+                continue
+            plain = not (present.requires_grad or item.requires_grad)
+            if is_view:
                 view = leaf(present)
-                if (
-                    item.shape == view.shape
-                    and view.is_contiguous()
-                    and not (present.requires_grad or item.requires_grad)
-                ):
+                if plain and item.shape == view.shape and view.is_contiguous():
                     self.views.append(view)
                     self.values.append(item)
                     continue
-            self.entry(node, (name,), item, path)
+            elif plain and item.dtype is present.dtype and present.is_contiguous():
+                if present.shape != seen:
+                    seen, want = present.shape, self.out + present.shape[n:]
+                if item.shape == want and item.device == present.device:
+                    self.exact.append((present, op, item))
+                    continue
+            self.scattered.append((present, op, self.fitted(present, item, path, name)))
 
     def members(self, node: Any, value: Any, path: Path, write: Any) -> None:
         """Write the rows of a stack: into each member that holds some of them."""
@@ -227,23 +235,12 @@ class RowWrites:
                 self.check_number(target, value, path, name)
                 self.fills.append((target, op, value))
                 return
-        elif type(target) is Tensor and self.take is None:
-            # The common cases, checked in the fewest steps: a plain copy of one shape.
+        elif type(target) is Tensor and self.take is None and op.is_view:
+            view = op.leaf(target)
             plain = not (target.requires_grad or value.requires_grad)
-            if op.is_view:
-                view = op.leaf(target)
-                if plain and value.shape == view.shape and view.is_contiguous():
-                    self.views.append(view)
-                    self.values.append(value)
-                    return
-            elif (
-                plain
-                and value.shape == self.shape_for(target.shape)
-                and value.dtype is target.dtype
-                and value.device == target.device
-                and target.is_contiguous()
-            ):
-                self.exact.append((target, op, value))
+            if plain and value.shape == view.shape and view.is_contiguous():
+                self.views.append(view)
+                self.values.append(value)
                 return
         self.scattered.append((target, op, self.fitted(target, value, path, name)))
 
