@@ -305,13 +305,20 @@ class TypedView(NodeMethods):
         self._inner._collect(out)
 
     def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
-        return self._over(self._inner._rebuild(leaves))
+        # `_over`, spelled out here and below: the end of nearly every operation.
+        out = _new_object(type(self))
+        object.__setattr__(out, "_inner", self._inner._rebuild(leaves))
+        return out
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        return self._over(self._inner._map(fn))
+        out = _new_object(type(self))
+        object.__setattr__(out, "_inner", self._inner._map(fn))
+        return out
 
     def _restructure(self, op: StructuralOp) -> Self:
-        return self._over(self._inner._restructure(op))
+        out = _new_object(type(self))
+        object.__setattr__(out, "_inner", self._inner._restructure(op))
+        return out
 
     def _divide(self, op: DividingOp) -> list[Self]:
         return [self._over(piece) for piece in self._inner._divide(op)]
