@@ -673,3 +673,14 @@ def test_reading_rows_of_one_field():
     )
     lazy = lazy_stack([Sample(torch.zeros(n), name=str(n), tags=None) for n in (2, 3)])
     assert lazy.get_at("name", 1).data == "3" and lazy.data_ptr().get("x").shape == (2,)
+
+
+def test_from_dict_gives_the_class():
+    source = {name: torch.zeros(3, 2) for name in ("image", "mask", "label")}
+    made = MyData.from_dict(source, batch_size=[3])
+    assert type(made) is MyData
+    assert made.batch_size == (3,)
+    assert made.mask is source["mask"]
+    assert MyData.from_dict(source, auto_batch_size=True).batch_size == (3, 2)
+    with pytest.raises(ValueError, match="other"):
+        MyData.from_dict({"other": torch.zeros(3)})

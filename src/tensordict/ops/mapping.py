@@ -15,7 +15,7 @@ from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase
 from ..core.node import Entry, Node
 from ..core.traverse import holders, map_entries, rekey
 from ..core.undo import itself, remember
-from ..errors import LockedError, MissingKeyError, StateError
+from ..errors import LockedError, MissingKeyError, NotANodeError, StateError
 from . import keysets, update
 from .indexing import index_entry, read_rows
 from .keys import (
@@ -87,7 +87,12 @@ class MappingMethods(Node):
             entry = self._fetch(key)  # the common read, without a path
         else:
             path = path_of(key)
-            entry = read_as(self, path, **form) if form else write.fetch(self, path)
+            try:
+                entry = read_as(self, path, **form) if form else write.fetch(self, path)
+            except NotANodeError:
+                if default is NO_DEFAULT:
+                    raise
+                return default
         if entry is not None:
             return entry
         if default is NO_DEFAULT:
@@ -311,17 +316,27 @@ class MappingMethods(Node):
             return self
         if input_dict_or_td is not None and kwargs:
             source = {**dict(update.items_of(source)), **kwargs}
+        before: list[tuple[Any, Any, Any]] = []
         if update_batch_size and isinstance(source, Node):
-            source = _adopt_batch(self, source)
-        update.merge(
-            self,
-            source,
-            inplace=inplace,
-            clone=clone,
-            non_blocking=non_blocking,
-            keys_to_update=keys_to_update,
-            ignore_lock=ignore_lock,
-        )
+            if keys_to_update is not None:
+                keys = [keys_to_update] if isinstance(keys_to_update, str) else keys_to_update
+                source = source.select(*keys, strict=False)  # type: ignore[attr-defined]
+                keys_to_update = None
+            before = _adopt_batch(self, source)
+        try:
+            update.merge(
+                self,
+                source,
+                inplace=inplace,
+                clone=clone,
+                non_blocking=non_blocking,
+                keys_to_update=keys_to_update,
+                ignore_lock=ignore_lock,
+            )
+        except BaseException:
+            for node, batch_size, dim_names in before:
+                node._batch_size, node._dim_names = batch_size, dim_names
+            raise
         return self
 
     def update_(
@@ -533,15 +548,31 @@ class MappingMethods(Node):
         return out
 
 
-def _adopt_batch(node: Any, source: Node) -> Node:
-    """Set the batch size of ``source`` on ``node`` after checking that it will fit."""
-    for name, entry in node._items():
-        if name not in source._names():
-            write.entry_of(source, entry, (name,))
-    if node._lock is not None:
-        raise LockedError
-    node._batch_size = source._batch_size
-    return source
+def _adopt_batch(node: Any, source: Node) -> list[tuple[Any, Any, Any]]:
+    """Set the batch sizes of ``source`` on ``node``, here and below, after checking that they fit.
+
+    Returns:
+        each node changed, with its batch size and names before.
+    """
+    pairs: list[tuple[Any, Any]] = [(node, source)]
+    changed: list[tuple[Any, Any, Any]] = []
+    for target, like in pairs:
+        if target._lock is not None:
+            raise LockedError
+        names = like._names()
+        for name, entry in target._items():
+            if name not in names:
+                write.entry_of(like, entry, (name,))
+            elif isinstance(entry, Node):
+                below = like._fetch(name)
+                if isinstance(below, Node) and below._batch_size != entry._batch_size:
+                    pairs.append((entry, below))
+        changed.append((target, target._batch_size, target._dim_names))
+    for target, like in pairs:
+        if len(target._batch_size) != len(like._batch_size):
+            target._dim_names = None
+        target._batch_size = like._batch_size
+    return changed
 
 
 def _same_nodes(like: Node, node: Node) -> None:

@@ -112,7 +112,7 @@ class MetadataMethods(Node):
         """Set the largest batch size that all entries share.
 
         Args:
-            batch_dims: at most this many dimensions.
+            batch_dims: at most this many dimensions, here and below.
             keep_compliant_size: leave nested batch sizes that already fit as they are.
         """
         _fit_batch(self, batch_dims, keep_compliant_size)
@@ -366,7 +366,7 @@ def _fit_batch(node: Any, limit: int | None, keep: bool) -> None:
     members = node._members()
     if members is None:
         for child in node._children():
-            _fit_batch(child, None, keep)
+            _fit_batch(child, limit, keep)
         size = common_prefix(_fixed_shapes(node), limit)
     else:
         dim = node.stack_dim

@@ -20,6 +20,8 @@ from .inplace import copy_each
 # path is one of a plain, unlocked node.
 Store: TypeAlias = tuple[Node, "Path | str", Entry]
 Copy: TypeAlias = tuple[Tensor, Tensor]
+# The keys to update, name by name; None below a name for everything under it.
+Keep: TypeAlias = "dict[str, Keep | None]"
 
 
 class Writes:
@@ -70,7 +72,7 @@ class Writes:
             assert isinstance(parent, Node)
             self.stores.append((parent, path[-1:], write.entry_of(parent, value, path)))
 
-    def into_all(self, node: Node, source: Any, keep: set[Path] | None) -> None:
+    def into_all(self, node: Node, source: Any, keep: Keep | None) -> None:
         """Plan to write every item of ``source`` into the entry of its key."""
         members = node._members()
         if members is not None and isinstance(source, Node):
@@ -88,12 +90,13 @@ class Writes:
             below = _below(keep, path)
             if below is _NONE:
                 continue
-            if below is not None:
-                for name, item in items_of(value):
-                    if (name,) in below:
-                        self.into(node, (*path, name), item)
-            else:
+            if below is None:
                 self.into(node, path, value)
+            elif isinstance(value, (Mapping, Node)):
+                entry = write.require(node, path)
+                if not isinstance(entry, Node):
+                    raise write.not_a_node((*path, next(iter(below))), len(path) - 1, entry)
+                self.into_all(entry, value, below)
 
     def into_members(self, stack: Node, path: Path, value: Any) -> None:
         """Plan to write each member's share of ``value`` into the members of a stack."""
@@ -109,7 +112,7 @@ class Writes:
             self.into(member, path, share)
 
     def merge(
-        self, node: Node, source: Any, inplace: bool = False, keep: set[Path] | None = None
+        self, node: Node, source: Any, inplace: bool = False, keep: Keep | None = None
     ) -> None:
         """Plan to merge a mapping into a node, recursing where both sides are nested."""
         members = node._members()
@@ -146,7 +149,12 @@ class Writes:
             if below is _NONE:
                 continue
             entry: Any = write.fetch(node, path) if node._members() is None else _seen(node, path)
-            if isinstance(entry, Node) and isinstance(value, (Mapping, Node)):
+            nested = isinstance(value, (Mapping, Node))
+            if below is not None and not nested:
+                continue  # the source has nothing under the keys asked for
+            if below is not None and not isinstance(entry, Node):
+                self.replace(node, path, _kept(value, below))
+            elif isinstance(entry, Node) and nested:
                 if isinstance(value, Node) and value._batch_size != entry._batch_size:
                     _same_batch(entry, value, path)
                 self.merge(entry, value, inplace, below)
@@ -168,12 +176,28 @@ def _seen(stack: Node, path: Path) -> Any:
     return holder._fetch(rest[0]) if cls is not None and issubclass(cls, Node) else True
 
 
-def _below(keep: set[Path] | None, path: Path) -> Any:
+def _below(keep: Keep | None, path: Path) -> Any:
     """What of ``keep`` applies below ``path``: None for all of it, `_NONE` for nothing."""
-    if keep is None or path in keep:
-        return None
-    rest = {other[len(path) :] for other in keep if other[: len(path)] == path}
-    return rest or _NONE
+    for name in path:
+        if keep is None:
+            return None
+        keep = keep.get(name, _NONE)
+        if keep is _NONE:
+            return _NONE
+    return keep
+
+
+def _kept(source: Any, keep: Keep) -> Any:
+    """What of a nested source is to be written where nothing nested is yet."""
+    out = {}
+    for key, value in items_of(source):
+        below = _below(keep, path_of(key))
+        if below is None:
+            out[key] = value
+        elif below is not _NONE and isinstance(value, (Mapping, Node)):
+            out[key] = _kept(value, below)
+    dense = isinstance(source, Node) and source._members() is None
+    return source._like(out) if dense else out
 
 
 def _same_batch(entry: Node, value: Node, path: Path) -> None:
@@ -202,7 +226,7 @@ def merge(
 ) -> None:
     """Merge ``source`` into ``node``: nested mappings merge, leaves are replaced."""
     writes = Writes(non_blocking, ignore_lock)
-    writes.merge(node, source, inplace, _paths(keys_to_update))
+    writes.merge(node, source, inplace, _keep(keys_to_update))
     if clone:
         writes.stores = [(n, p, cloned(e)) for n, p, e in writes.stores]
     writes.run()
@@ -221,16 +245,23 @@ def write_all(
         KeyError: a key of ``source`` is not in ``node``.
     """
     writes = Writes(non_blocking)
-    writes.into_all(node, source, _paths(keys_to_update))
+    writes.into_all(node, source, _keep(keys_to_update))
     writes.run()
 
 
-def _paths(keys: Iterable[Any] | None) -> set[Path] | None:
+def _keep(keys: Iterable[Any] | None) -> Keep | None:
+    """The tree of the keys to update."""
     if keys is None:
         return None
-    if isinstance(keys, str):
-        keys = [keys]
-    return {unravel_key_to_tuple(key) for key in keys}
+    out: Keep = {}
+    for key in [keys] if isinstance(keys, str) else keys:
+        level: Keep | None = out
+        *parents, last = unravel_key_to_tuple(key)
+        for name in parents:
+            level = None if level is None else level.setdefault(name, {})
+        if level is not None:  # else a parent is kept whole
+            level[last] = None
+    return out
 
 
 def cloned(entry: Entry) -> Entry:

@@ -140,6 +140,19 @@ class TypedView(NodeMethods):
         return dataclasses.fields(cls)  # type: ignore[arg-type]
 
     @classmethod
+    def from_dict(cls, input_dict: Mapping[Any, Any], **options: Any) -> Self:
+        """A typed tensordict of a nested dict whose keys are fields.
+
+        Args:
+            input_dict: keys are fields; fields without a key are None.
+            **options: as `TensorDict.from_dict`.
+
+        Raises:
+            ValueError: a key that is no field.
+        """
+        return cls.from_tensordict(TensorDict.from_dict(input_dict, **options))
+
+    @classmethod
     def from_tensordict(
         cls,
         tensordict: Any,

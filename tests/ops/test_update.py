@@ -1,0 +1,117 @@
+"""Merging mappings: which keys, which batch size, and nothing half done."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tensordict import TensorDict
+from tensordict.ops import update
+
+
+def _nested(c: int = 1, d: int = 2) -> TensorDict:
+    return TensorDict({"a": {"b": {"c": c, "d": d}}})
+
+
+@pytest.mark.parametrize("verb", ["update", "update_"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_keys_to_update_at_any_depth(verb, nested):
+    td = _nested()
+    source = _nested(7, 8) if nested else {"a": {"b": {"c": 7, "d": 8}}}
+    getattr(td, verb)(source, keys_to_update=[("a", "b", "c")])
+    assert td["a", "b", "c"] == 7
+    assert td["a", "b", "d"] == 2
+
+
+def test_a_key_whose_parent_is_named_too_is_updated_with_all_of_it():
+    for keys in ([("a", "b", "c"), "a"], ["a", ("a", "b", "c")]):
+        td = _nested().update_(_nested(7, 8), keys_to_update=keys)
+        assert td["a", "b"].to_dict() == {"c": 7, "d": 8}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_only_keys_to_update_reach_a_place_where_nothing_nested_was(nested):
+    source = {"a": {"b": {"e": 1, "f": 1}, "c": 2}, "d": 3}
+    td = TensorDict().update(
+        TensorDict(source) if nested else source, keys_to_update=[("a", "b", "e")]
+    )
+    assert list(td.keys(True, True)) == [("a", "b", "e")]
+
+
+def test_a_key_below_a_tensor_of_the_source_is_not_there():
+    td = _nested()
+    td.update_({"a": torch.ones(2)}, keys_to_update=[("a", "b")])
+    td.update({"a": torch.ones(2)}, keys_to_update=[("a", "b")])
+    assert td["a", "b", "c"] == 1
+
+
+def test_keys_to_update_are_looked_at_once_each(monkeypatch):
+    steps = 0
+
+    class Counted(dict):
+        def get(self, *args):
+            nonlocal steps
+            steps += 1
+            return super().get(*args)
+
+    monkeypatch.setattr(update, "_keep", lambda keys, real=update._keep: Counted(real(keys)))
+    td = TensorDict({f"n{i}": {"x": i} for i in range(100)})
+    td.update(td.clone(), keys_to_update=[(f"n{i}", "x") for i in range(100)])
+    assert steps == 100
+
+
+def _batched() -> TensorDict:
+    return TensorDict(
+        {"a": torch.zeros(3, 4), "n": {"x": torch.zeros(3, 4, 2)}}, [3, 4], names=["x", "y"]
+    )
+
+
+def test_update_batch_size_reaches_nested_tensordicts():
+    td = _batched()
+    td.update(
+        TensorDict({"a": torch.ones(5), "n": {"x": torch.ones(5)}}, [5]), update_batch_size=True
+    )
+    assert td.batch_size == td["n"].batch_size == (5,)
+    assert td.names == td["n"].names == [None]
+    assert td["n", "x"].shape == (5,)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_update_batch_size_leaves_everything_as_it_was_on_an_error(inplace):
+    td = _batched()
+    source = TensorDict({"a": torch.ones(5), "n": torch.ones(5), "z": torch.ones(5)}, [5])
+    source["n"] = TensorDict({"x": torch.ones(5)}, [5])
+    td["n", "other"] = torch.zeros(3, 4)  # does not fit the new batch size
+    with pytest.raises(RuntimeError):
+        td.update(source, update_batch_size=True, inplace=inplace)
+    del td["n", "other"]
+    if inplace:
+        with pytest.raises(RuntimeError):  # found while the writes are checked
+            td.update(source, update_batch_size=True, inplace=True)
+    assert td.batch_size == td["n"].batch_size == (3, 4)
+    assert td.names == td["n"].names == ["x", "y"]
+    assert td["a"].shape == (3, 4)
+    assert "z" not in td
+
+
+def test_update_batch_size_with_keys_checks_the_entries_that_stay():
+    td = _batched()
+    source = TensorDict({"a": torch.ones(5), "n": {"x": torch.ones(5)}}, [5])
+    with pytest.raises(RuntimeError):
+        td.update(source, update_batch_size=True, keys_to_update=["a"])
+    assert td.batch_size == (3, 4)
+
+
+def test_get_below_a_tensor_gives_the_default():
+    td = TensorDict(a=0, s="text")
+    assert td.get(("a", "q"), 5) == 5
+    assert td.get(("s", "q"), None) is None
+    with pytest.raises(KeyError, match="'a' is a Tensor"):
+        td.get(("a", "q"))
+
+
+def test_auto_batch_size_limits_nested_tensordicts_too():
+    td = TensorDict({"a": torch.zeros(3, 4), "n": {"x": torch.zeros(3, 4, 5)}})
+    assert td.auto_batch_size_(1)["n"].batch_size == (3,)
+    assert td.auto_batch_size_(0)["n"].batch_size == ()
+    assert td.auto_batch_size_()["n"].batch_size == (3, 4, 5)
