@@ -16,7 +16,7 @@ from .._keys import short
 from ..core.node import Node
 from ..core.traverse import leaves_with_path
 from ..errors import ShapeError, table_of
-from .operands import grouped, transforms
+from .operands import grouped, one_grad, transforms
 
 
 def write_each(
@@ -46,6 +46,8 @@ def write_each(
             _rehearse(xs, fn, operands, kwargs)
             if _half_differentiable(xs, lists):
                 each = None
+        elif not one_grad(*lists):
+            each = None
     if each is not None and grouped(xs):
         try:
             each(xs, *operands, **kwargs)
@@ -67,7 +69,7 @@ def copy_pairs(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking
     for x, y in zip(targets, values):
         if x.shape != y.shape:
             return False
-        if x.requires_grad or not x.is_contiguous():
+        if x.requires_grad or y.requires_grad or not x.is_contiguous():
             plain = False
     if plain and len(targets) > 2 and transforms() is None and not torch.compiler.is_compiling():
         try:
@@ -86,7 +88,7 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
         targets, values: tensors, in pairs.
         non_blocking: as of ``Tensor.copy_``.
     """
-    together = grouped(targets)
+    together = grouped(targets) and one_grad(values)
     recorded = torch.is_grad_enabled()
     for x in targets:
         if (recorded and x.requires_grad) or not (x.is_contiguous() or not _overlaps(x)):

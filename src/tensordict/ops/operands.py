@@ -55,18 +55,27 @@ def grouped(xs: Sequence[Tensor]) -> bool:
     kinds = {type(x) for x in xs}
     if len(kinds) > 1 and not kinds <= _PLAIN:
         return False  # a subclass would make all the results its own, or refuse the others
-    # Where nothing is traced, `run_grouped` and `write_each` find out by themselves.
-    return not torch.compiler.is_compiling() or not _half_differentiable(xs)
+    return True
 
 
-def _half_differentiable(xs: Sequence[Tensor]) -> bool:
-    """Whether autograd would meet integers among leaves that require grad: foreach refuses."""
+def one_grad(*lists: Sequence[Tensor]) -> bool:
+    """Whether a foreach call over these lists records gradients as single calls would.
+
+    Where it records for one leaf it records for all: each result would require grad.
+    """
     if not torch.is_grad_enabled():
-        return False
-    for x in xs:  # a loop: a generator costs twice as much
-        if x.requires_grad:
-            return not all(y.is_floating_point() or y.is_complex() for y in xs)
-    return False
+        return True
+    some = False
+    for xs in lists:
+        n = 0
+        for x in xs:  # a loop: a generator costs twice as much
+            if x.requires_grad:
+                n += 1
+        if n:
+            if n == len(xs):
+                return True
+            some = True
+    return not some
 
 
 def run_grouped(
@@ -76,9 +85,7 @@ def run_grouped(
     *args: Any,
     **kwargs: Any,
 ) -> Sequence[Tensor]:
-    """One foreach call; leaf by leaf where foreach refuses what torch accepts.
-
-    It refuses, among others, to record gradients when some leaves are integers.
+    """One foreach call; leaf by leaf where it would differ from single calls, or is refused.
 
     Args:
         each, fn: the operation on lists and on tensors.
@@ -86,13 +93,14 @@ def run_grouped(
         *args: numbers, or lists with one tensor for each leaf.
         **kwargs: keyword arguments of both.
     """
-    try:
-        return each(xs, *args, **kwargs)
-    except (RuntimeError, TypeError):
-        return [
-            fn(x, *(a[i] if type(a) is list else a for a in args), **kwargs)
-            for i, x in enumerate(xs)
-        ]
+    if one_grad(xs, *(a for a in args if type(a) is list)):
+        try:
+            return each(xs, *args, **kwargs)
+        except (RuntimeError, TypeError):  # a subclass or a dtype without the grouped form
+            pass
+    return [
+        fn(x, *(a[i] if type(a) is list else a for a in args), **kwargs) for i, x in enumerate(xs)
+    ]
 
 
 def number_list(value: Any, xs: Sequence[Tensor]) -> list[Tensor] | None:

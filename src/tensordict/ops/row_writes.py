@@ -16,6 +16,7 @@ from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase, NonTensorStack, 
 from ..core.node import Entry, Node
 from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
 from .indexing import Index, Select, normal
+from .operands import one_grad
 from .shape import Expand
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class RowWrites:
 
     def run(self) -> None:
         """Do the writes. Nothing here can fail for a reason that a check could have found."""
-        if len(self.views) > 2 and not _transformed():
+        if len(self.views) > 2 and not _transformed() and one_grad(self.values):
             torch._foreach_copy_(self.views, self.values, self.non_blocking)
         else:
             for view, value in zip(self.views, self.values):
