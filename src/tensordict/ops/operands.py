@@ -53,9 +53,8 @@ def grouped(xs: Sequence[Tensor]) -> bool:
     if len(xs) < 3 or transforms() is not None:
         return False
     kinds = {type(x) for x in xs}
-    if len(kinds) > 1 and not kinds <= _PLAIN:
-        return False  # a subclass would make all the results its own, or refuse the others
-    return True
+    # A subclass would make all the results its own, or refuse the others.
+    return len(kinds) == 1 or kinds <= _PLAIN
 
 
 def one_grad(*lists: Sequence[Tensor]) -> bool:
