@@ -174,3 +174,21 @@ def test_write_into_broadcasts_and_casts():
         td.set_("a", torch.zeros(4))
     with pytest.raises(KeyError):
         td.set_("b", 1)
+
+
+def test_a_list_of_tensordicts_is_stacked():
+    rows = [TensorDict(x=1, s="a"), TensorDict(x=2, s="b")]
+    for td in (TensorDict(e=rows), TensorDict({"e": rows}, [2]), TensorDict().set("e", rows)):
+        assert type(td["e"]) is TensorDict
+        assert td["e"].batch_size == (2,)
+        assert td["e", "x"].tolist() == [1, 2]
+        assert td["e", "s"] == ["a", "b"]
+    with pytest.raises(RuntimeError, match="list of tensordicts that do not stack"):
+        TensorDict(e=[TensorDict(x=1), TensorDict(y=1)])
+    with pytest.raises(RuntimeError, match=r"batch dimensions|batch size"):
+        TensorDict({"e": rows}, [3])
+
+
+def test_a_list_of_wrapped_values_holds_the_values():
+    td = TensorDict(e=[NonTensorData("a"), NonTensorData({"k": 1})])
+    assert td["e"] == ["a", {"k": 1}]

@@ -342,15 +342,16 @@ def fill(
 
 def _sequence_entry(node: Node, value: Any, path: Path, non_blocking: bool) -> Entry:
     flat = _flat(value)
-    if flat and all(isinstance(x, Tensor) for x in flat) and isinstance(value[0], Tensor):
-        try:
-            stacked = torch.stack(list(value))
-        except RuntimeError as err:
-            raise ShapeError(
-                f"Cannot set {short(path)!r} to a list of tensors that do not stack: {err}. "
-                f"Wrap the list in NonTensorData to keep it as it is."
-            ) from None
-        return entry_of(node, stacked, path, non_blocking)
+    for kind, called in ((Tensor, "tensors"), (Node, "tensordicts")):
+        if flat and all(isinstance(x, kind) for x in flat) and isinstance(value[0], kind):
+            try:
+                stacked = torch.stack(list(value))
+            except (RuntimeError, KeyError) as err:
+                raise ShapeError(
+                    f"Cannot set {short(path)!r} to a list of {called} that do not stack: {err}. "
+                    f"Wrap the list in NonTensorData to keep it as it is."
+                ) from None
+            return entry_of(node, stacked, path, non_blocking)
     if all(isinstance(x, (*_NUMBERS, np.number, np.bool_, complex)) for x in flat):
         try:
             return entry_of(node, torch.tensor(value), path, non_blocking)
@@ -359,7 +360,8 @@ def _sequence_entry(node: Node, value: Any, path: Path, non_blocking: bool) -> E
                 raise
             # ragged numbers: not a tensor
     if isinstance(value, list) and option("list_to_stack"):
-        return _stack_entry(node, value, path)
+        values = [x._data if type(x) is NonTensorData else x for x in value]
+        return _stack_entry(node, values, path)
     return NonTensorData._new(value, node._batch_size, node._device)
 
 
