@@ -360,3 +360,12 @@ def test_leaves_that_answer_few_questions(kind):
     with set_printoptions(plain=True, **everything):
         assert "requires_grad=" in repr(td)
     assert "x: " in td._repr_html_()
+
+
+def test_a_tree_of_200_levels_is_shown():
+    td = TensorDict({"x": torch.zeros(2)}, [2])
+    for _ in range(200):
+        td = TensorDict({"n": td}, [2])
+    assert repr(td).count("n: TensorDict(") == 200
+    with set_printoptions(compact=True):
+        assert repr(td).count("n: {") == 200

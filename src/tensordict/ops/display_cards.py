@@ -140,7 +140,15 @@ def node_card(node: Node, title: str | None = None) -> NodeCard:
 
 def field_cards(node: Node, names: Iterable[str]) -> list[tuple[str, Card]]:
     """Names and cards of some entries of a node."""
-    return [(name, field_card(node, name)) for name in names]
+    out: list[tuple[str, Card]] = []
+    stacked = node._members() is not None
+    for name in names:  # few frames a level: deep trees are shown too
+        entry = None if stacked else node._fetch(name)
+        if isinstance(entry, Node):
+            out.append((name, entry._card()))  # type: ignore[attr-defined]
+        else:
+            out.append((name, field_card(node, name)))
+    return out
 
 
 def field_card(node: Node, name: str) -> Card:
