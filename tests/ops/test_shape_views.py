@@ -300,3 +300,12 @@ def test_malformed_calls_say_what_is_wrong(name):
     with pytest.raises(error, match=text):
         call(TD)
     assert list(TD.items(True)) == list(before.items()) and TD.batch_size == (2, 3)
+
+
+def test_a_view_as_a_dtype_of_another_size_keeps_the_batch():
+    td = TensorDict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4)}}, [3])
+    assert td.view(torch.float16)["n", "b"].shape == (3, 8)
+    td["n"].batch_size = [3, 4]
+    with pytest.raises(RuntimeError, match=r"\('n', 'b'\).*belongs to the batch"):
+        td.view(torch.float16)
+    assert td.view(torch.int32)["n", "b"].shape == (3, 4)

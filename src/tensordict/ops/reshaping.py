@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Size
+from torch import Size, Tensor
 
+from .._keys import short
 from ..core import traverse
 from ..core.node import Node
 from ..core.sizes import as_int, as_size, infer, shape_args, wrap_dim, wrap_dims
 from ..core.structural import StructuralOp
 from ..core.torch_function import as_methods, implements
 from ..core.undo import itself, remember
-from ..errors import DimError, LockedError, ShapeError
+from ..errors import BatchSizeError, DimError, LockedError, ShapeError
 from .shape import (
     Broadcast,
     Expand,
@@ -52,7 +53,8 @@ class ReshapingMethods(Node):
             A tensordict over views of the leaves; self when the shape is its own.
 
         Raises:
-            RuntimeError: another number of elements, or leaves that need a copy
+            RuntimeError: another number of elements, a dtype whose size changes a batch
+                dimension, or leaves that need a copy
                 (use `reshape`).
 
         >>> from tensordict import TensorDict
@@ -61,7 +63,7 @@ class ReshapingMethods(Node):
         """
         if len(shape) == 1 and type(shape[0]) is torch.dtype:
             dtype = shape[0]
-            return self._map(lambda x: x.view(dtype))
+            return _batch_kept(self._map(lambda x: x.view(dtype)), dtype)
         wanted = _wanted(self, shape, size if size is not None else batch_size, "view")
         if wanted == self._batch_size:
             return itself(self)
@@ -411,3 +413,19 @@ as_methods(
     "unflatten",
     "unsqueeze",
 )
+
+
+def _batch_kept(out: Any, dtype: torch.dtype) -> Any:
+    """``out``, seen as another dtype, unless that changed a batch dimension of it."""
+    wrong = [
+        (*path, name)
+        for path, node in traverse.nodes_with_path(out)
+        for name, entry in (node._items() if node._members() is None else ())
+        if isinstance(entry, Tensor) and entry.shape[: len(node._batch_size)] != node._batch_size
+    ]
+    if wrong:
+        raise BatchSizeError(
+            f"Cannot view {', '.join(repr(short(path)) for path in wrong)} as {dtype}: the last "
+            f"dimension, whose size changes, belongs to the batch. Use to({dtype}) to convert."
+        )
+    return out
