@@ -720,3 +720,11 @@ def test_patterns_and_keys_reach_the_members_of_a_stack():
         assert [m["a"].dtype for m in out["s"].unbind(0)] == [torch.float64] * 2
         assert out["x"] is td["x"] and out["s"].unbind(0)[0]["n", "b"].dtype is torch.float32
         assert plan_moves(td, target, on_unused="error").n_copies == 2
+
+
+def test_type_casts_as_the_named_methods_do():
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3, dtype=torch.int64)}}, [3])
+    out = td.type(torch.float16, cast_filter=lambda key, x: x.is_floating_point())
+    assert out["a"].dtype is torch.float16 and out["n", "b"] is td["n", "b"]
+    with pytest.raises(TypeError, match=r"expected a torch\.dtype"):
+        td.type("half")

@@ -353,10 +353,14 @@ def nested_dict(node: Node, on_leaf: Callable[[Any], Any]) -> dict[str, Any]:
 
     Fields of a typed node that hold nothing are None.
 
+    Raises:
+        StructureError: a stack in the tree has keys that only some of its members hold.
+
     >>> from tensordict import TensorDict
     >>> nested_dict(TensorDict(n={"a": 1, "s": "x"}), lambda leaf: leaf.data)
     {'n': {'a': tensor(1), 's': 'x'}}
     """
+    refuse_exclusive(node)
     out: dict[str, Any] = {
         name: entry
         if type(entry) is Tensor or isinstance(entry, Tensor)
@@ -380,15 +384,37 @@ def fold(
         on_entry: the value of an entry that is not a node.
         on_node: the value of a node, from the node and the values of its entries by name.
 
+    Raises:
+        StructureError: a stack in the tree has keys that only some of its members hold.
+
     >>> from tensordict import TensorDict
     >>> fold(TensorDict(a=1, n={"b": 2}), int, lambda node, values: values)
     {'a': 1, 'n': {'b': 2}}
     """
+    refuse_exclusive(node)
     values = {
         name: fold(entry, on_entry, on_node) if isinstance(entry, Node) else on_entry(entry)
         for name, entry in node._items()
     }
     return on_node(node, values)
+
+
+def refuse_exclusive(node: Node) -> None:
+    """Refuse to read a stack as one dict of entries when that would leave keys out.
+
+    Raises:
+        StructureError: (a ``KeyError``) only some members hold some keys; names them.
+    """
+    members = node._members()
+    if members is None:
+        return
+    held = [set(member._names()) for member in members]
+    some = set().union(*held) - set(held[0]).intersection(*held)
+    if some:
+        raise StructureError(
+            f"Cannot read a stack as one tensordict: not every member holds the keys {sorted(some)}. "
+            f"Select the common keys first, or take the members with unbind()."
+        )
 
 
 def spread(node: Node, value: Tensor) -> list[Tensor]:

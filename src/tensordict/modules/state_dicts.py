@@ -15,7 +15,12 @@ from ..core import write
 from ..core.leaf import NonTensorData, NonTensorDataBase, NonTensorStack
 from ..core.node import Node
 from ..core.registry import node_class
-from ..core.traverse import entries_with_path, leaves_with_path, nodes_with_path
+from ..core.traverse import (
+    entries_with_path,
+    leaves_with_path,
+    nodes_with_path,
+    refuse_exclusive,
+)
 from ..errors import LockedError, MissingKeyError, ShapeError, StructureError, table_of
 from ..ops import keysets
 from ..ops.convert import value_of
@@ -28,6 +33,8 @@ def make_state_dict(
     node: Node, destination: Any, prefix: str, keep_vars: bool, flatten: bool
 ) -> OrderedDict[str, Any]:
     """`ModuleMethods.state_dict`."""
+    for _, part in nodes_with_path(node):
+        refuse_exclusive(part)
     out: OrderedDict[str, Any] = OrderedDict() if destination is None else destination
     metadata: dict[str, Any] = getattr(out, "_metadata", None) or OrderedDict()
     if isinstance(out, OrderedDict):

@@ -12,6 +12,7 @@ from .._typing import NestedKey
 from ..core import write
 from ..core.node import Entry, Node
 from ..core.registry import node_class
+from ..core.traverse import refuse_exclusive
 from ..errors import ShapeError
 from .ragged import padded, read_as
 from .shape import Pad
@@ -69,7 +70,9 @@ def densified(node: Any, layout: torch.layout | None = None) -> Any:
 
     Raises:
         ShapeError: an entry is ragged and there is no layout.
+        StructureError: only some members of a stack hold some keys.
     """
+    refuse_exclusive(node)
     entries: dict[str, Entry] = {}
     for name in node._names():
         try:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..core.node import Node
+from ..errors import EntryTypeError
 from .moving import cast_leaves
 
 
@@ -37,6 +38,27 @@ class DtypeMethods(Node):
     """
 
     __slots__ = ()
+
+    def type(
+        self,
+        dst_type: torch.dtype,
+        *,
+        cast_filter: Callable[[Any, torch.Tensor], Any] | None = None,
+    ) -> Any:
+        """Cast every leaf to a dtype.
+
+        Args:
+            dst_type: The dtype.
+            cast_filter: As of the other casts.
+
+        Raises:
+            TypeError: for anything that is no dtype.
+        """
+        if not isinstance(dst_type, torch.dtype):
+            raise EntryTypeError(
+                f"Cannot cast to {dst_type!r}: expected a torch.dtype, got an object of another type."
+            )
+        return cast_leaves(self, dst_type, cast_filter)
 
     bfloat16 = _caster("bfloat16", torch.bfloat16)
     bool = _caster("bool", torch.bool)
