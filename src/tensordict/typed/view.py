@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _new_object = object.__new__
+_set_attribute = object.__setattr__
 # What operations set on a result: the state of the node within.
 _STATE = frozenset({"_batch_size", "_device", "_dim_names", "_lock", "_undo"})
 
@@ -89,7 +90,7 @@ class TypedView(NodeMethods):
         if names is not None:
             inner._dim_names = check_names(names, batch)
         entries = inner._entries
-        object.__setattr__(self, "_inner", inner)
+        _set_attribute(self, "_inner", inner)
         for name, value in values.items():
             entry = spec.entry(inner, name, value)
             if entry is not None:
@@ -104,7 +105,7 @@ class TypedView(NodeMethods):
     def _over(cls, inner: Any) -> Self:
         """The class over a node: no check, no copy."""
         out = _new_object(cls)
-        object.__setattr__(out, "_inner", inner)
+        _set_attribute(out, "_inner", inner)
         return out
 
     @classmethod
@@ -320,17 +321,17 @@ class TypedView(NodeMethods):
     def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
         # `_over`, spelled out here and below: the end of nearly every operation.
         out = _new_object(type(self))
-        object.__setattr__(out, "_inner", self._inner._rebuild(leaves))
+        _set_attribute(out, "_inner", self._inner._rebuild(leaves))
         return out
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         out = _new_object(type(self))
-        object.__setattr__(out, "_inner", self._inner._map(fn))
+        _set_attribute(out, "_inner", self._inner._map(fn))
         return out
 
     def _restructure(self, op: StructuralOp) -> Self:
         out = _new_object(type(self))
-        object.__setattr__(out, "_inner", self._inner._restructure(op))
+        _set_attribute(out, "_inner", self._inner._restructure(op))
         return out
 
     def _divide(self, op: DividingOp) -> list[Self]:
