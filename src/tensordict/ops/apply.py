@@ -22,14 +22,12 @@ from ..core.traverse import (
     keyed_leaves,
     leaves,
     leaves_like,
-    only_tensors,
-    pairs_like,
     snapshot,
     zip_map,
 )
 from ..errors import EntryTypeError, StructureError, table_of
 from . import update
-from .inplace import copy_pairs, write_each
+from .inplace import write_each
 from .metadata import check_names
 from .operands import grouped, run_grouped
 
@@ -210,8 +208,6 @@ class ApplyMethods(Node):
         Raises:
             KeyError: a key of ``tensordict`` is not here; nothing has changed then.
         """
-        if isinstance(tensordict, Node) and _copy_each(self, tensordict, non_blocking):
-            return self
         update.write_all(self, tensordict, non_blocking=non_blocking)
         return self
 
@@ -241,17 +237,6 @@ class ApplyMethods(Node):
 
 def _same(x: Tensor) -> Tensor:
     return x
-
-
-def _copy_each(node: Node, source: Node, non_blocking: bool) -> bool:
-    """Copy leaf by leaf between trees that agree; False when there is more to decide."""
-    try:
-        xs, ys, pure = pairs_like(node, source)
-    except StructureError:
-        return False
-    if not pure and not only_tensors(source):
-        return False
-    return copy_pairs(xs, ys, non_blocking)
 
 
 # --- apply ---------------------------------------------------------------------------

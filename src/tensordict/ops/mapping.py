@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 IsLeaf = Callable[[type], bool]
+_DictItems: type = type({}.items())
 
 
 class MappingMethods(Node):
@@ -196,7 +197,10 @@ class MappingMethods(Node):
         """A view of (key, entry) pairs; arguments as in `keys`."""
         if include_nested or leaves_only or sort:
             return ChosenItemsView(self, include_nested, leaves_only, is_leaf, sort)
-        return ItemsView(self)
+        items: Any = self._items()
+        # A dict's own view says all that ours would.
+        view: Any = items if type(items) is _DictItems else ItemsView(self)
+        return view
 
     def non_tensor_items(self, include_nested: bool = False) -> list[tuple[NestedKey, Any]]:
         """Pairs of key and `NonTensorData` / `NonTensorStack`."""

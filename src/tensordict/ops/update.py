@@ -13,8 +13,9 @@ from .._typing import Path
 from ..core import write
 from ..core.leaf import Leaf
 from ..core.node import Entry, Node
+from ..core.traverse import only_tensors, pairs_like
 from ..errors import BatchSizeError, ShapeError, StructureError
-from .inplace import copy_each
+from .inplace import copy_each, copy_pairs
 
 # A write that was checked: into a node, or into the memory of a tensor.  A name instead of a
 # path is one of a plain, unlocked node.
@@ -244,9 +245,24 @@ def write_all(
     Raises:
         KeyError: a key of ``source`` is not in ``node``.
     """
+    if keys_to_update is None and isinstance(source, Node) and _copied(node, source, non_blocking):
+        return
     writes = Writes(non_blocking)
     writes.into_all(node, source, _keep(keys_to_update))
     writes.run()
+
+
+def _copied(node: Node, source: Node, non_blocking: bool) -> bool:
+    """Copy leaf by leaf between trees that agree; False, and nothing done, when they do not."""
+    if len(source._names()) != len(node._names()):
+        return False  # a part of the keys: not worth a look at all of them
+    try:
+        xs, ys, pure = pairs_like(node, source)
+    except StructureError:
+        return False
+    if not pure and not only_tensors(source):
+        return False
+    return copy_pairs(xs, ys, non_blocking)
 
 
 def _keep(keys: Iterable[Any] | None) -> Keep | None:
