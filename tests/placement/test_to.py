@@ -1,6 +1,7 @@
 """`to()` against the loop over `torch.Tensor.to`, and its identity rules."""
 
 import itertools
+import pickle
 import subprocess
 import sys
 import warnings
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensordict import TensorDict, lazy_stack, tensorclass
 from tensordict.device.fake import FakeDevices
@@ -662,6 +664,65 @@ def test_casts_keep_a_tree_consolidated():
     assert same.is_consolidated() and same["a"] is low["a"]
     mixed = td.to(TensorDict({"a": torch.zeros(1, dtype=torch.int8)}).attrs())
     assert not mixed.is_consolidated() and mixed["n", "b"] is td["n", "b"]
+
+
+def test_a_cast_of_a_consolidated_tree_copies_each_leaf_once():
+    td = tree().consolidate()
+    with CountCopies() as seen:
+        out = td.to(torch.float16)
+    assert out.is_consolidated() and seen.nbytes == sum(x.nbytes for x in leaves(out).values())
+    for key, x in leaves(td).items():
+        assert torch.equal(out[key], x.half())
+    back = pickle.loads(pickle.dumps(out))
+    assert back.is_consolidated() and torch.equal(back["n", "b"], out["n", "b"])
+
+
+def test_casts_of_consolidated_ties_gradients_and_jagged_leaves():
+    w = torch.randn(3)
+    tied = TensorDict({"a": w, "b": w, "c": torch.ones(2)}).consolidate()
+    both = tied.half()
+    assert both["a"].data_ptr() == both["b"].data_ptr() and both["c"].tolist() == [1, 1]
+    one = tied.half(cast_filter=lambda key, x: key != "b")
+    assert torch.equal(one["b"], w) and torch.equal(one["a"], w.half()) and one.is_consolidated()
+    assert one["c"].dtype is torch.float16
+
+    td = TensorDict({"w": torch.ones(3)}).consolidate()
+    td["w"].requires_grad_()
+    (td.to(torch.float64)["w"] * 2).sum().backward()
+    assert td["w"].grad.tolist() == [2, 2, 2]
+
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    low = TensorDict({"r": rows}, batch_size=[2]).consolidate().to(torch.float16)
+    assert low.is_consolidated() and low["r"].dtype is torch.float16
+    with pytest.raises(RuntimeError):
+        td.detach().consolidate().to(torch.quint4x2)
+
+
+def test_a_consolidated_tree_is_cast_where_fewer_bytes_move():
+    td = TensorDict({"a": torch.ones(64), "b": torch.ones(64)}, device="cpu").consolidate()
+    with FakeDevices() as world:
+        low = td.to("cuda:0", torch.float16)
+        assert [copy.nbytes for copy in world.copies] == [2 * 64 * 2]
+        assert low.is_consolidated() and low["b"].dtype is torch.float16
+        world.copies.clear()
+        back = low.to("cpu", torch.float32)
+        assert [copy.nbytes for copy in world.copies] == [2 * 64 * 2]
+        assert back.is_consolidated() and back["b"].tolist() == [1] * 64
+
+
+class CountCopies(TorchDispatchMode):
+    """Counts the bytes that copies write."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if "copy_" in func.name():
+            written = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+            self.nbytes += sum(x.nbytes for x in written)
+        elif "_to_copy" in func.name() or "clone" in func.name():
+            self.nbytes += out.nbytes
+        return out
 
 
 # --- tensors without plain memory ------------------------------------------------------------

@@ -44,6 +44,10 @@ class LazyStackedTensorDict(TensorDictBase):
         *tensordicts: the members, of batch size ``[*B]``; sizes that differ between
             members read as -1.
         stack_dim: where the new dimension goes, in ``[-B-1, B]``.
+        hook_out: called with the stacked tensor of each read by key, here and below; what it
+            returns is read. Members, padded and listed forms, and operations do not call it.
+        hook_in: called with each tensor that is set by key, here and below, before the members
+            get their shares. In-place writes do not call it.
         names: one name (or None) per dimension of the result.
         stack_dim_name: name of the new dimension only.
         strict_shape: raise when the members' batch sizes differ.
@@ -59,17 +63,21 @@ class LazyStackedTensorDict(TensorDictBase):
     (torch.Size([2]), True, torch.Size([2, 3]))
     """
 
-    __slots__ = ("_own_lock", "_stack_dim", "_stacked")
+    __slots__ = ("_own_lock", "_stack_dim", "_stacked", "hook_in", "hook_out")
 
     kind = "lazy_stack"
 
     _stacked: list[Any]
     _stack_dim: int
+    hook_in: Callable[[Tensor], Any] | None
+    hook_out: Callable[[Tensor], Any] | None
 
     def __init__(
         self,
         *tensordicts: Any,
         stack_dim: int = 0,
+        hook_out: Callable[[Tensor], Any] | None = None,
+        hook_in: Callable[[Tensor], Any] | None = None,
         names: Sequence[str | None] | None = None,
         stack_dim_name: str | None = None,
         strict_shape: bool = False,
@@ -84,6 +92,7 @@ class LazyStackedTensorDict(TensorDictBase):
                 )
         ndim = len(members[0]._batch_size) + 1
         self._fill(members, wrap_dim(stack_dim, ndim, "stack_dim"))
+        self.hook_in, self.hook_out = hook_in, hook_out
         if strict_shape and -1 in self._batch_size:
             raise BatchSizeError(
                 "stacking tensordicts requires them to have congruent batch sizes, got "
@@ -136,6 +145,7 @@ class LazyStackedTensorDict(TensorDictBase):
         self._dim_names = None if names is None else [*names[:stack_dim], None, *names[stack_dim:]]
         self._lock = None
         self._undo = None
+        self.hook_in = self.hook_out = None
 
     @property
     def tensordicts(self) -> list[Any]:
@@ -250,9 +260,10 @@ class LazyStackedTensorDict(TensorDictBase):
                 )
         members = list(self._stacked)
         members[index:index] = [member._bare() for member in new]
-        names = self._dim_names
+        names, hooks = self._dim_names, (self.hook_in, self.hook_out)
         self._fill(members, self._stack_dim)
         self._dim_names = names
+        self.hook_in, self.hook_out = hooks
 
     def _rows_along(self, node: Any) -> list[Any]:
         return rows_along(node, self._stack_dim)
@@ -307,12 +318,14 @@ class LazyStackedTensorDict(TensorDictBase):
         first = column[0]
         if isinstance(first, Tensor):
             try:
-                return torch.stack(column, self._stack_dim)
+                stacked = torch.stack(column, self._stack_dim)
             except (RuntimeError, TypeError):
                 raise _ragged(name, column) from None
+            return stacked if self.hook_out is None else self.hook_out(stacked)
         if isinstance(first, Node):
             _same_kind(name, column, Node)
             bare = self._new([entry._bare() for entry in column], self._stack_dim)
+            bare.hook_in, bare.hook_out = self.hook_in, self.hook_out
             own = self._dim_names
             if own is not None and own[self._stack_dim] is not None:
                 names = bare._dim_names or [None] * len(bare._batch_size)
@@ -342,6 +355,8 @@ class LazyStackedTensorDict(TensorDictBase):
         return insert(shape, self._stack_dim, len(shapes))
 
     def _store(self, name: str, entry: Entry) -> None:
+        if self.hook_in is not None and isinstance(entry, Tensor):
+            entry = self.hook_in(entry)
         ndim = len(entry._batch_size) if isinstance(entry, Node) else entry.ndim
         for member, share in zip(self._stacked, self._shares(entry, ndim)):
             member._store(name, share)

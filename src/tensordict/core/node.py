@@ -47,6 +47,8 @@ class Node:
     kind: ClassVar[str]
     # Whether a node of this kind may lack entries that it names (`_absent`).
     _may_lack: ClassVar[bool] = False
+    # Of a class that casts only some leaves, which: called with the key and the tensor.
+    _cast_filter: ClassVar[Callable[[Any, Tensor], Any] | None] = None
 
     _batch_size: Size
     _device: torch.device | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,15 +12,22 @@ from torch import Tensor
 from .._keys import short
 from ..core.lock import set_origin
 from ..core.node import Node
-from ..core.traverse import entries_beside, leaves, leaves_with_path, map_leaves_with_path
+from ..core.traverse import entries_beside, keyed_leaves, leaves, leaves_with_path
 from ..core.undo import remember
 from ..device.kinds import PLAIN_TENSORS, MoveKind
 from ..errors import LockedError
-from ..storage.consolidate import buffer_of, consolidate, over_buffer, packing_of
+from ..storage.consolidate import (
+    buffer_of,
+    castable,
+    consolidate,
+    over_buffer,
+    packing_of,
+    recast,
+)
 from .attrs import TensorAttrs, host_dtypes
 from .execute import cast_on_host, move_all, on_host, options_for, run_routes
 from .pinning import move_pinned
-from .placing import place, set_device
+from .placing import place, replace_leaves, set_device
 from .planning import plan_moves
 from .request import MoveRequest, is_spec, parse_to
 from .routes import Route, make_route
@@ -34,19 +42,59 @@ def move(td: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The commonest calls, without a request.
         target = args[0]
         if type(target) is torch.dtype:
-            return _cast(td, target)
+            return cast_leaves(td, target)
         if isinstance(target, Node) and is_spec(target):
             return remember(_to_records(td, target, None), td, WriteBack())
     return run_request(td, parse_to(*args, **kwargs))
 
 
-def _cast(td: Any, dtype: torch.dtype) -> Any:
+def cast_leaves(
+    td: Any, dtype: torch.dtype, cast_filter: Callable[[Any, Tensor], Any] | None = None
+) -> Any:
+    """``td.to(dtype)``, of the leaves alone for which ``cast_filter(key, leaf)`` is true."""
     tensors = leaves(td)
-    moved = move_all(tensors, None, dtype)
-    out = place(td, moved, None, keep_device=True)
-    if td._lock is not None and buffer_of(td) is not None:
-        out = _consolidated_again(td, out, tensors, moved)
+    wanted = cast_filter or td._cast_filter
+    consolidated = td._lock is not None and buffer_of(td) is not None
+    if wanted is None and not consolidated:
+        out = place(td, move_all(tensors, None, dtype), None, keep_device=True)
+    else:
+        dtypes = _dtypes_after(td, tensors, dtype, wanted)
+        if consolidated:
+            out = _cast_consolidated(td, tensors, dtypes)
+        else:
+            out = place(td, _cast_each(tensors, dtypes), None, keep_device=True)
     return remember(out, td, WriteBack())
+
+
+def _dtypes_after(
+    td: Any,
+    tensors: list[Tensor],
+    dtype: torch.dtype,
+    wanted: Callable[[Any, Tensor], Any] | None,
+) -> list[torch.dtype]:
+    if wanted is None:
+        return [dtype] * len(tensors)
+    return [dtype if wanted(short(path), x) else x.dtype for path, x in keyed_leaves(td)]
+
+
+def _cast_each(tensors: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
+    if on_host(tensors):
+        return cast_on_host(tensors, dtypes) if tensors else []
+    routes = [make_route(x, None, dtype) for x, dtype in zip(tensors, dtypes)]
+    return run_routes(tensors, routes, options_for(None))[0]
+
+
+def _cast_consolidated(td: Any, tensors: list[Tensor], dtypes: list[torch.dtype]) -> Any:
+    """A cast of a consolidated tree, in one buffer too, unless gradients have to flow through it."""
+    if all(x.dtype is dtype for x, dtype in zip(tensors, dtypes)):
+        out = place(td, tensors, None, keep_device=True)
+        set_origin(out, td._lock.origin)
+        return out
+    grad = any(x.requires_grad for x in tensors)
+    if not grad and castable(packing_of(td), dtypes):
+        return recast(td, dtypes)
+    out = place(td, _cast_each(tensors, dtypes), None, keep_device=True)
+    return out if grad else consolidate(out)
 
 
 def run_request(td: Any, request: MoveRequest) -> Any:
@@ -89,9 +137,10 @@ def _to_one(td: Any, request: MoveRequest) -> Any:
     """Every leaf to one target."""
     device = request.device
     buffer = buffer_of(td)
-    if buffer is not None and device is not None:
-        alone = request.dtype is None and request.memory_format is None
-        if alone and buffer.device != device:
+    if request.dtype is not None and (buffer is not None or td._cast_filter is not None):
+        return _cast_and_move(td, request)
+    if buffer is not None and device is not None and request.memory_format is None:  # noqa: SIM102
+        if buffer.device != device:
             return _move_buffer(td, buffer, device, request.non_blocking)
     tensors = leaves(td)
     if request.non_blocking_pin:
@@ -102,19 +151,34 @@ def _to_one(td: Any, request: MoveRequest) -> Any:
             tensors, device, request.dtype, request.memory_format, request.non_blocking
         )
     out = place(td, moved, device, keep_device=device is None)
-    return out if buffer is None else _consolidated_again(td, out, tensors, moved)
-
-
-def _consolidated_again(td: Any, out: Any, tensors: list[Tensor], moved: list[Tensor]) -> Any:
-    """A cast of a consolidated tree, in one buffer too: its own, or the same where nothing moved."""
+    if buffer is None:
+        return out
     if all(x is y for x, y in zip(tensors, moved)):
         set_origin(out, td._lock.origin)
         return out
     return consolidate(out)
 
 
+def _cast_and_move(td: Any, request: MoveRequest) -> Any:
+    """Two steps, of which the one that leaves fewer bytes to move comes first."""
+    dtype, rest = request.dtype, replace(request, dtype=None)
+    assert dtype is not None
+    if rest.moves_nothing:
+        return cast_leaves(td, dtype)
+    widens = all(x.dtype.itemsize < dtype.itemsize for x in leaves(td))
+    if widens and not request.non_blocking:  # the host must not cast what has yet to arrive
+        return cast_leaves(_to_one(td, rest), dtype)
+    return _to_one(cast_leaves(td, dtype), rest)
+
+
 def _in_place(td: Any, request: MoveRequest) -> Any:
     """Through a plan, which frees each source before the next is cast where nothing is copied."""
+    if request.dtype is not None and td._cast_filter is not None:
+        cast = leaves(cast_leaves(td, request.dtype))
+        replace_leaves(td, cast, td._device)
+        request = replace(request, dtype=None)
+        if request.moves_nothing:
+            return td
     target = request.spec
     if target is None:
         target = Spec(default=Target(request.device, request.dtype, None, request.memory_format))
@@ -217,15 +281,3 @@ def _route_to(x: Tensor, record: Any) -> Route:
     if type(record) is not TensorAttrs:
         return make_route(x, None, None)
     return make_route(x, record.tgt_device, record.tgt_dtype)
-
-
-def cast_leaves(
-    td: Any, dtype: torch.dtype, cast_filter: Callable[[Any, Tensor], bool] | None
-) -> Any:
-    """``td.to(dtype)``, of the leaves alone for which ``cast_filter(key, leaf)`` is true."""
-    if cast_filter is None:
-        return _cast(td, dtype)
-    out = map_leaves_with_path(
-        td, lambda path, x: x.to(x.device, dtype) if cast_filter(short(path), x) else x
-    )
-    return place(td, leaves(out), None, keep_device=True)

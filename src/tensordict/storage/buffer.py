@@ -27,6 +27,8 @@ _SHELLS = frozenset(
     for bits in range(1, 8)
     if hasattr(torch, f"{sign}int{bits}")
 )
+# Dtypes that a copy does not convert to.
+NOT_CAST_TO = _QUANTIZED | _SHELLS
 # Up to here, zeroing all of a buffer costs less than zeroing its gaps one by one.
 _ZERO_ALL_BELOW = 64 << 10
 

@@ -6,6 +6,7 @@ pickles and travels as one tensor.  Unlocking it ends that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -15,7 +16,16 @@ from ..core.lock import Origin, origin_of, set_origin
 from ..core.node import Node
 from ..core.traverse import leaves, leaves_with_path, nodes_with_path, parts, rebuild
 from ..errors import EntryTypeError, LockedError
-from .buffer import ACCELERATOR_ALIGNMENT, HOST_ALIGNMENT, fill, new_buffer, pack, views
+from .buffer import (
+    ACCELERATOR_ALIGNMENT,
+    HOST_ALIGNMENT,
+    NOT_CAST_TO,
+    fill,
+    layout_from,
+    new_buffer,
+    pack,
+    views,
+)
 from .packing import Packing, plan_packing
 
 N = TypeVar("N", bound=Node)
@@ -108,6 +118,40 @@ def over_buffer(node: N, packing: Packing, buffer: Tensor, device: torch.device 
         device: the device attribute of the nodes that have one.
     """
     return _assemble(node, packing, buffer, packing.leaves(buffer), device)
+
+
+def castable(packing: Packing, dtypes: Sequence[torch.dtype]) -> bool:
+    """Whether `recast` can do it: each leaf is one plain part, before and after."""
+    return not packing.joins and not any(dtype in NOT_CAST_TO for dtype in dtypes)
+
+
+def recast(node: N, dtypes: Sequence[torch.dtype]) -> N:
+    """A consolidated tree with leaves of other dtypes: each is copied once, into a new buffer.
+
+    Args:
+        node: a consolidated tree; it is not changed.
+        dtypes: one per leaf, `castable`.
+
+    Returns:
+        A consolidated tree without grad history; leaves tied before are, where they agree in dtype.
+    """
+    packing = packing_of(node)
+    tensors = leaves(node)
+    place: dict[tuple[int, torch.dtype], int] = {}
+    pieces: list[Tensor] = []
+    slots: list[int] = []
+    for slot, dtype, x in zip(packing.slots or range(len(tensors)), dtypes, tensors):
+        at = place.setdefault((slot, dtype), len(pieces))
+        if at == len(pieces):
+            pieces.append(x)
+        slots.append(at)
+    layout = layout_from(
+        [dtype for _, dtype in place], [x.shape for x in pieces], packing.layout.alignment
+    )
+    buffer = new_buffer(layout, _device_of(node, pieces))
+    fill(views(buffer, layout), pieces)
+    tied = len(pieces) < len(tensors)
+    return over_buffer(node, Packing(layout, tuple(slots) if tied else None), buffer)
 
 
 def _assemble(

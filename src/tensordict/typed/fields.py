@@ -88,10 +88,15 @@ class Spec:
         self._hints: dict[str, Any] = {}
 
     def hint(self, name: str) -> Any:
-        """The resolved annotation of a field without ``None``; `_UNKNOWN` when it has no value here."""
+        """The resolved annotation of a field without ``None``; `_UNKNOWN` when it has no value here.
+
+        Of one of jaxtyping (``Float[Tensor, "b n"]``) the array type.
+        """
         found = self._hints.get(name)
         if found is None:
-            found = self._hints[name] = _without_none(_resolved(self._cls, self.fields[name]))
+            found = _without_none(_resolved(self._cls, self.fields[name]))
+            # An annotation of jaxtyping is no class to convert to; it names the one that is.
+            found = self._hints[name] = getattr(found, "array_type", found)
         return found
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
@@ -231,8 +236,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def is_tensor_hint(hint: Any) -> bool:
-    """Whether an annotation is a tensor class (also one of jaxtyping's)."""
-    hint = getattr(hint, "array_type", hint)
+    """Whether an annotation is a tensor class."""
     return isinstance(hint, type) and issubclass(hint, Tensor)
 
 

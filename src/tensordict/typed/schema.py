@@ -166,6 +166,8 @@ def _differences(
     if base is Tensor and not isinstance(entry, Tensor):
         return [f"expected a tensor, got a {type(entry).__name__}"]
     out: list[str] = []
+    if hasattr(base, "array_type") and not isinstance(entry, base):  # jaxtyping: dtype and shape
+        out.append(f"expected {base.__name__}, got {entry.dtype} {list(entry.shape)}")
     for spec in specs:
         if spec.dtype is not None and entry.dtype is not spec.dtype:
             out.append(f"expected {spec.dtype}, got {entry.dtype}")

@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
+from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from ..core import registry
@@ -16,6 +17,7 @@ from .fields import CASTING, METADATA, OPTIONS, Options, Spec, is_tensor_hint, s
 from .view import TypedView, field_property
 
 T = TypeVar("T")
+CastFilter = Callable[[Any, Tensor], Any]
 
 
 class TensorClass(TypedView):
@@ -25,6 +27,7 @@ class TensorClass(TypedView):
     takes them, then ``batch_size=``, ``device=``, ``names=`` and ``lock=`` as `TensorDict`.
     Every method of tensordicts works, and gives the class back.  Options are class
     keywords, or ``TensorClass["nocast", "frozen"]``: see `tensordict.typed.fields.Options`.
+    The keywords ``register_as=`` and ``cast_filter=`` are those of `tensorclass`.
 
     >>> import torch
     >>> class Sample(TensorClass):
@@ -44,10 +47,13 @@ class TensorClass(TypedView):
 
     kind: ClassVar[str]
 
-    def __init_subclass__(cls, register_as: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, register_as: str | None = None, cast_filter: CastFilter | None = None, **kwargs: Any
+    ) -> None:
         given = {name: bool(kwargs.pop(name)) for name in OPTIONS if name in kwargs}
         super().__init_subclass__(**kwargs)
         _make(cls, given, register_as)
+        _filter_casts(cls, cast_filter)
 
     def __class_getitem__(cls, item: Any) -> Any:
         names = item if isinstance(item, tuple) else (item,)
@@ -93,6 +99,7 @@ def tensorclass(
     kw_only: bool = False,
     register_as: str | None = None,
     skip_post_init_on_rebuild: bool = True,
+    cast_filter: CastFilter | None = None,
 ) -> Callable[[type[T]], type[T]]: ...
 
 
@@ -103,6 +110,7 @@ def tensorclass(
     *,
     register_as: str | None = None,
     skip_post_init_on_rebuild: bool = True,
+    cast_filter: CastFilter | None = None,
     **options: bool,
 ) -> Any:
     """Make a class of annotated fields a `TensorClass`.
@@ -113,6 +121,9 @@ def tensorclass(
             without it.
         skip_post_init_on_rebuild: accepted for compatibility of calls: ``__post_init__``
             runs at construction only.
+        cast_filter: called with the key and the tensor of each leaf when an instance is cast
+            (``half()``, ``to(dtype)``); only leaves for which it is true are.  Casts of a tree
+            that holds an instance do not ask, and an own ``cast_filter=`` comes first.
         **options: see `tensordict.typed.fields.Options`.
 
     >>> import torch
@@ -127,9 +138,18 @@ def tensorclass(
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
         raise TypeError(f"tensorclass() has no options {unknown}: expected {sorted(OPTIONS)}.")
-    if cls is None:
-        return lambda cls: _decorated(cls, register_as, options)
-    return _decorated(cls, register_as, options)
+
+    def decorate(cls: Any) -> Any:
+        made = _decorated(cls, register_as, options)
+        _filter_casts(made, cast_filter)
+        return made
+
+    return decorate if cls is None else decorate(cls)
+
+
+def _filter_casts(cls: Any, cast_filter: CastFilter | None) -> None:
+    if cast_filter is not None:
+        cls._cast_filter = staticmethod(cast_filter)
 
 
 def _decorated(cls: Any, register_as: str | None, options: dict[str, bool]) -> Any:
