@@ -40,6 +40,37 @@ def test_tensor_meets_each_leaf_without_batch_dimensions():
     assert_close(out["b"], td["b"] + torch.arange(4))
 
 
+def test_operands_are_matched_by_key_not_by_order():
+    td = TensorDict({"a": torch.rand(3), "b": torch.rand(3), "c": torch.rand(3)}, [3])
+    other = TensorDict({name: td[name] * 2 for name in "cab"}, [3])
+    for out in (td + other, td.add(other), td.lerp(other, 1.0) + td, torch.add(td, other)):
+        assert_close(out["a"], td["a"] * 3)
+        assert_close(out["c"], td["c"] * 3)
+        assert list(out.keys()) == ["a", "b", "c"]
+    assert (td * 2 == other).all() and (other >= td).all()
+    assert_close(td.addcmul(other, td)["c"], td["c"] + td["c"] * 2 * td["c"])
+
+
+def test_numbers_keep_their_sign_kind_and_mode():
+    td = TensorDict(a=torch.ones(2), b=torch.ones(2), c=torch.ones(2))
+    assert torch.signbit((td * 0.0)["a"]).tolist() == [False, False]
+    assert torch.signbit((td * -0.0)["a"]).tolist() == [True, True]
+    whole = TensorDict(a=torch.ones(2, dtype=torch.int64), b=torch.arange(2), c=torch.arange(2))
+    assert (whole * 3)["a"].dtype is torch.int64 and (whole * 3.0)["a"].dtype is torch.float32
+    with torch.inference_mode():
+        assert (td * 7.25)["a"].tolist() == [7.25, 7.25]
+    leaf = td.clone().requires_grad_()
+    (leaf * 7.25)["a"].sum().backward()
+    assert leaf["a"].grad.tolist() == [7.25, 7.25]
+
+
+def test_numbers_do_not_follow_the_default_device():
+    td = TensorDict(a=torch.ones(2), b=torch.ones(2), c=torch.ones(2))
+    with torch.device("meta"):
+        assert (td * 11)["a"].tolist() == [11.0, 11.0]
+        assert (td < 11)["a"].tolist() == [True, True]
+
+
 def test_batch_sizes_broadcast():
     td = tree().exclude("s")
     both = td[:, None] * td[None]

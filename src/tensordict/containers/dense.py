@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _new_object = object.__new__
+_ONLY_TENSORS = {Tensor}
 
 
 @register_node
@@ -135,6 +136,10 @@ class TensorDict(TensorDictBase):
     def _contents(self) -> Any:
         return self._entries.values()
 
+    def _flat_tensors(self) -> dict[str, Tensor] | None:
+        entries: Any = self._entries.copy()  # one step: no other thread writes in between
+        return entries if set(map(type, entries.values())) == _ONLY_TENSORS else None
+
     def _names(self) -> Any:
         return self._entries.keys()
 
@@ -148,12 +153,14 @@ class TensorDict(TensorDictBase):
         dim_names: DimNames | None = KEEP,
         device: torch.device | None = KEEP,
     ) -> Self:
-        return self._new(
-            entries,
-            self._batch_size if batch_size is KEEP else batch_size,
-            self._dim_names if dim_names is KEEP else dim_names,
-            self._device if device is KEEP else device,
-        )
+        out = _new_object(type(self))
+        out._entries = entries
+        out._batch_size = self._batch_size if batch_size is KEEP else batch_size
+        out._dim_names = self._dim_names if dim_names is KEEP else dim_names
+        out._device = self._device if device is KEEP else device
+        out._lock = None
+        out._undo = None
+        return out
 
     def _child(self) -> Node:
         return TensorDict._new({}, self._batch_size, self._dim_names, self._device)

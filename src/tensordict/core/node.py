@@ -82,6 +82,14 @@ class Node:
         """Entries in insertion order; sized."""
         return [entry for _, entry in self._items()]
 
+    def _flat_tensors(self) -> dict[str, Tensor] | None:
+        """A copy of the entries, when every one is a `Tensor` and no subclass of it; else None.
+
+        Saying None is always right: the fast ways through `core.traverse.taken_apart` are
+        not for that node then.
+        """
+        return None
+
     @abstractmethod
     def _names(self) -> Collection[str]:
         """Names in insertion order; sized, with a fast ``in``."""

@@ -20,6 +20,9 @@ from .node import Entry, Node
 
 N = TypeVar("N", bound=Node)
 
+# A tree without its tensors (`taken_apart`): the names of a flat one, or a snapshot.
+Frame = Any
+
 # What `zip_map` is told to do with a node: visit its entries.
 DESCEND: Any = object()
 
@@ -54,6 +57,33 @@ def snapshot(node: N) -> N:
 
 def _same(x: Tensor) -> Tensor:
     return x
+
+
+def taken_apart(node: Node) -> tuple[Frame, list[Tensor]]:
+    """The frame of a tree and its tensors, for `put_together` to make a tree of other tensors.
+
+    The frame is a dict when the node holds nothing but tensors of the class `Tensor`: the
+    common tree, which needs no walk.
+    """
+    entries = node._flat_tensors()
+    if entries is not None:
+        return entries, list(entries.values())
+    frame = snapshot(node)
+    return frame, leaves(frame)
+
+
+def put_together(node: N, frame: Frame, tensors: Iterable[Tensor]) -> N:
+    """The tree that was taken apart to ``frame``, unlocked, over other tensors.
+
+    Args:
+        node: the tree, or another with the batch size, names and device of the result.
+        frame: of `taken_apart`.
+        tensors: one for each that was taken out, in their order.
+    """
+    if type(frame) is dict:
+        return node._like(dict(zip(frame, tensors)))
+    out: N = frame._rebuild(iter(tensors))
+    return out
 
 
 def map_leaves(node: N, fn: Callable[[Tensor], Tensor]) -> N:

@@ -22,14 +22,16 @@ from ..core.traverse import (
     keyed_leaves,
     leaves,
     leaves_like,
+    put_together,
     snapshot,
+    taken_apart,
     zip_map,
 )
 from ..errors import EntryTypeError, StructureError, table_of
 from . import update
 from .inplace import write_each
 from .metadata import check_names
-from .operands import grouped, run_grouped
+from .operands import groups, run_grouped
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -189,11 +191,10 @@ class ApplyMethods(Node):
             return self._map(_same)
         if memory_format is not torch.preserve_format:
             return self._map(lambda x: x.clone(memory_format=memory_format))
-        node = snapshot(self)
-        xs = leaves(node)
-        if grouped(xs):
-            return node._rebuild(iter(run_grouped(torch._foreach_clone, torch.clone, xs)))
-        return node._map(torch.clone)
+        frame, xs = taken_apart(self)
+        if groups(frame, xs):
+            return put_together(self, frame, run_grouped(torch._foreach_clone, torch.clone, xs))
+        return put_together(self, frame, map(torch.clone, xs))
 
     def copy(self) -> Self:
         """New containers over the same leaves."""

@@ -12,16 +12,18 @@ from torch import Tensor
 
 from ..core.node import Node
 from ..core.torch_function import implements, implements_operator
-from ..core.traverse import leaves, snapshot
+from ..core.traverse import leaves, put_together, snapshot, taken_apart
 from ..errors import EntryTypeError
 from .compare import comparison
 from .inplace import write_each
 from .operands import (
     accepts,
-    grouped,
+    at_hand,
+    groups,
     inplace_pair,
     joined,
     keeps_batch,
+    matched,
     number_list,
     pair,
     run_grouped,
@@ -121,11 +123,9 @@ def _unary(row: Unary) -> dict[str, Method]:
     else:
 
         def method(self: Any) -> Any:  # type: ignore[misc]
-            node = snapshot(self)
-            xs = leaves(node)
-            if grouped(xs):
-                return node._rebuild(iter(run_grouped(each, fn, xs)))
-            return node._map(fn)
+            frame, xs = taken_apart(self)
+            ys = run_grouped(each, fn, xs) if groups(frame, xs) else map(fn, xs)
+            return put_together(self, frame, ys)
 
     made = {row.name: _documented(method, row, ())}
     if row.dunder:
@@ -178,8 +178,20 @@ def _binary(row: Binary) -> dict[str, Method]:
     name, params, number = row.name, defaults(row.params), _numbers_of(row)
 
     def run(self: Any, other: Any, given: dict[str, Any] | None) -> Any:
-        node, values = pair(snapshot(self), other, name)
-        return _combine(node, values, fn, each, number, given)
+        node, frame, xs, values = matched(self, other, name)
+        if type(values) is not list:
+            found = None if number is None or given else number(values, xs)
+            if found is not None:
+                values = found
+            elif each is None or given or not groups(frame, xs):
+                values = [values] * len(xs)
+        if each is not None and not given and groups(frame, xs):
+            out = run_grouped(each, fn, xs, values)
+        else:
+            kwargs = given or {}
+            out = [fn(x, y, **kwargs) for x, y in zip(xs, values)]
+        keeps_batch(node, out)
+        return put_together(node, frame, out)
 
     def method(self: Any, other: Any, *args: Any, default: Any = None, **kwargs: Any) -> Any:
         given = extra(params, args, kwargs) if args or kwargs else None
@@ -221,30 +233,6 @@ def _binary(row: Binary) -> dict[str, Method]:
     return made
 
 
-def _combine(
-    node: Any,
-    values: Any,
-    fn: Callable[..., Tensor],
-    each: Callable[..., Any] | None,
-    number: ToList | None,
-    given: dict[str, Any] | None,
-) -> Any:
-    """``fn(leaf, value)`` of every leaf of a snapshot; ``number`` makes a number a list."""
-    xs = leaves(node)
-    if type(values) is not list:
-        found = None if number is None or given else number(values, xs)
-        if found is None and each is not None and not given and grouped(xs):
-            return node._rebuild(iter(run_grouped(each, fn, xs, values)))
-        values = found if found is not None else [values] * len(xs)
-    if each is not None and not given and grouped(xs):
-        out = run_grouped(each, fn, xs, values)
-    else:
-        kwargs = given or {}
-        out = [fn(x, y, **kwargs) for x, y in zip(xs, values)]
-    keeps_batch(node, out)
-    return node._rebuild(iter(out))
-
-
 def _numbers_of(row: Binary) -> ToList | None:
     """How a number goes to the torch function: as tensors, or (None) as it is."""
     if not row.numbers:
@@ -276,8 +264,7 @@ def _swapped(row: Binary, fn: Callable[..., Tensor]) -> Method:
     def method(self: Any, other: Any, **kwargs: Any) -> Any:
         if not accepts(other):
             return NotImplemented
-        node, values = pair(snapshot(self), other, name)
-        xs = leaves(node)
+        node, frame, xs, values = matched(self, other, name)
         found = values if type(values) is list else None
         if found is None and number is not None and not kwargs:
             found = number(values, xs)
@@ -287,12 +274,12 @@ def _swapped(row: Binary, fn: Callable[..., Tensor]) -> Method:
             if found is None:
                 ys = _number_tensors(values, xs)
             out = [fn(y, x, **kwargs) for x, y in zip(xs, ys)]
-        elif subtract is not None and found is not None and grouped(xs):
-            out = run_grouped(subtract, op, found, list(xs))
+        elif subtract is not None and found is not None and groups(frame, xs):
+            out = run_grouped(subtract, op, found, xs)
         else:
             out = [op(y, x) for x, y in zip(xs, ys)]
         keeps_batch(node, out)
-        return node._rebuild(iter(out))
+        return put_together(node, frame, out)
 
     method.__doc__ = row.doc
     return method
@@ -353,20 +340,14 @@ def _ternary(row: Ternary) -> dict[str, Method]:
         a, b, given = _two(name, operands, optional, params, args, kwargs)
         if optional and out is None and _no_tensor(a) and _no_tensor(b):
             return self._map(lambda x: fn(x, a, b))
-        node = snapshot(self)
-        for other in (a, b):  # one after the other: each may expand the batch
-            if other is not None:
-                node, _ = pair(node, other, name)
-        xs = leaves(node)
-        ys = None if a is None else pair(node, a, name)[1]
-        zs = None if b is None else pair(node, b, name)[1]
+        node, frame, xs, ys, zs = _matched_two(self, a, b, name)
         ys, zs = _lists(xs, ys, zs, numbers, optional)
-        if each is not None and grouped(xs):
+        if each is not None and groups(frame, xs):
             results = run_grouped(each, fn, xs, ys, zs, **given)
         else:
             results = [fn(x, y, z, **given) for x, y, z in zip(xs, _each(ys, xs), _each(zs, xs))]
         keeps_batch(node, results)
-        result = node._rebuild(iter(results))
+        result = put_together(node, frame, results)
         return result if out is None else out.copy_(result)
 
     made = {row.name: _documented(method, row, row.operands)}
@@ -375,6 +356,25 @@ def _ternary(row: Ternary) -> dict[str, Method]:
         made[f"{row.name}_"] = _ternary_inplace(row)
         _implements_inplace(row.name, made[f"{row.name}_"])
     return made
+
+
+def _matched_two(node: Any, a: Any, b: Any, name: str) -> tuple[Any, Any, list[Tensor], Any, Any]:
+    """`matched` for two operands, of which None is left out."""
+    frame, xs = taken_apart(node)
+    if type(frame) is dict:
+        ys = None if a is None else at_hand(node, frame, a)
+        zs = None if b is None else at_hand(node, frame, b)
+        if (ys is None) is (a is None) and (zs is None) is (b is None):
+            return node, frame, xs, ys, zs
+        node = node._like(frame)
+    else:
+        node = frame
+    for other in (a, b):  # one after the other: each may expand the batch
+        if other is not None:
+            node, _ = pair(node, other, name)
+    ys = None if a is None else pair(node, a, name)[1]
+    zs = None if b is None else pair(node, b, name)[1]
+    return node, node, leaves(node), ys, zs
 
 
 def _ternary_inplace(row: Ternary) -> Method:

@@ -20,11 +20,11 @@ from ..core.traverse import (
     leaves,
     leaves_like,
     only_tensors,
-    snapshot,
+    put_together,
     zip_map,
 )
 from ..errors import StructureError
-from .operands import accepts, number_list, pair, refuse
+from .operands import accepts, matched, number_list, refuse
 from .table import Comparison
 
 
@@ -140,14 +140,12 @@ def comparison(row: Comparison) -> dict[str, Callable[..., Any]]:
 def _compared(node: Any, other: Any, fn: Callable[..., Tensor], name: str) -> Any:
     if isinstance(other, Mapping) and not isinstance(other, Node):
         other = _from_mapping(node, other)
-    node, values = pair(snapshot(node), other, name)
-    xs = leaves(node)
+    node, frame, xs, values = matched(node, other, name)
     ys: Any = values if type(values) is list else number_list(values, xs)
     if ys is None:
         ys = [values] * len(xs)
-    out = [fn(x, y) for x, y in zip(xs, ys)]
-    result = node._rebuild(iter(out))
-    if name not in ("eq", "ne"):
+    result = put_together(node, frame, map(fn, xs, ys))
+    if type(frame) is dict or name not in ("eq", "ne"):
         return result  # values have no order: they stay
     return _with_values(result, other if isinstance(other, Node) else NonTensorData(other), name)
 

@@ -12,6 +12,7 @@ An operand is a number, a tensor or another tensordict:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +30,7 @@ from ..core.traverse import (
     pairs_like,
     snapshot,
     spread,
+    taken_apart,
     zip_map,
 )
 from ..core.write import commit, fetch
@@ -44,6 +46,9 @@ Operand: TypeAlias = "Number | Tensor | Node | np.ndarray | np.generic"
 
 NUMBERS = (int, float, bool, complex, torch.SymInt, torch.SymFloat)
 
+_requires_grad = attrgetter("requires_grad")
+_dtype = attrgetter("dtype")
+
 # None outside of `torch.func` transforms: the foreach kernels have no batching rule.
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
@@ -55,6 +60,13 @@ def grouped(xs: Sequence[Tensor]) -> bool:
     kinds = {type(x) for x in xs}
     # A subclass would make all the results its own, or refuse the others.
     return len(kinds) == 1 or kinds <= _PLAIN
+
+
+def groups(frame: Any, xs: Sequence[Tensor]) -> bool:
+    """`grouped` for the tensors of ``taken_apart``, whose frame tells what is known of them."""
+    if type(frame) is dict:
+        return len(xs) > 2 and transforms() is None
+    return grouped(xs)
 
 
 def one_grad(*lists: Sequence[Tensor]) -> bool:
@@ -92,11 +104,16 @@ def run_grouped(
         *args: numbers, or lists with one tensor for each leaf.
         **kwargs: keyword arguments of both.
     """
-    if one_grad(xs, *(a for a in args if type(a) is list)):
-        try:
-            return each(xs, *args, **kwargs)
-        except (RuntimeError, TypeError):  # a subclass or a dtype without the grouped form
-            pass
+    try:
+        out = each(xs, *args, **kwargs)
+    except (RuntimeError, TypeError):  # a subclass or a dtype without the grouped form
+        pass
+    else:
+        # Without a gradient recorded nothing can differ: the common case is one look at the results.
+        if True not in map(_requires_grad, out) or one_grad(
+            xs, *[a for a in args if type(a) is list]
+        ):
+            return out
     return [
         fn(x, *(a[i] if type(a) is list else a for a in args), **kwargs) for i, x in enumerate(xs)
     ]
@@ -117,10 +134,10 @@ def number_list(value: Any, xs: Sequence[Tensor]) -> list[Tensor] | None:
         return None
     if transforms() is not None or torch.compiler.is_compiling():
         return None
-    if not {type(x) for x in xs} <= _PLAIN:
+    if not set(map(type, xs)) <= _PLAIN:
         return None  # a subclass may refuse plain tensors beside its own
     try:
-        dtypes = {x.dtype for x in xs}
+        dtypes = set(map(_dtype, xs))
         if len(dtypes) == 1:
             number = _number_like(value, kind, xs[0].dtype)
             return None if number is None else [number] * len(xs)
@@ -134,7 +151,22 @@ def number_list(value: Any, xs: Sequence[Tensor]) -> list[Tensor] | None:
 def _number_like(value: Any, kind: type, dtype: torch.dtype) -> Tensor | None:
     if dtype is torch.int64 and kind is float:
         dtype = torch.get_default_dtype()
-    return torch.scalar_tensor(value, dtype=dtype) if dtype in _EXACT else None
+    if dtype not in _EXACT:
+        return None
+    # A tensor made in inference mode cannot be saved for a backward pass.
+    key = (value, kind, dtype, torch.is_inference_mode_enabled())
+    out = _numbers.get(key)
+    if out is None:
+        out = torch.scalar_tensor(value, dtype=dtype, device="cpu")
+        # 0.0 and -0.0 are one key, and a mode may make tensors of another class.
+        if len(_numbers) < _MOST_NUMBERS and (value or kind is int) and type(out) is Tensor:
+            _numbers[key] = out
+    return out
+
+
+# The tensors of numbers that were used before: operands only, nobody writes into them.
+_numbers: dict[Any, Tensor] = {}
+_MOST_NUMBERS = 128
 
 
 _SMALL = 2048
@@ -186,6 +218,43 @@ def pair(node: Any, other: Any, name: str) -> tuple[Any, Values]:
             other = other.reshape((1,) * (len(size) - other.ndim) + other.shape)
         return node, spread(node, other)
     return node, [other] * len(leaves(node))
+
+
+def at_hand(node: Node, frame: Any, other: Any) -> Any:
+    """The operand in the order of a flat frame, where that needs no work; else None."""
+    kind = type(other)
+    if kind is int or kind is float:
+        return other
+    if isinstance(other, Node) and other._batch_size == node._batch_size:
+        theirs = other._flat_tensors()
+        if theirs is not None and list(theirs) == list(frame):
+            return list(theirs.values())
+    return None
+
+
+def matched(node: Any, other: Any, name: str) -> tuple[Any, Any, list[Tensor], Any]:
+    """A tree taken apart, and an operand in the order of its tensors.
+
+    Returns:
+        The node (expanded if it broadcasts), its frame and tensors (`taken_apart`), and the
+        operand: a number, or one tensor for each of them.
+
+    Raises:
+        StructureError, ShapeError, EntryTypeError: as `pair`.
+    """
+    frame, xs = taken_apart(node)
+    if type(frame) is not dict:
+        node, values = pair(frame, other, name)
+        return node, node, leaves(node), values
+    values = at_hand(node, frame, other)
+    if values is not None:
+        return node, frame, xs, values
+    # From here on by way of a node, which no other thread can change.
+    start = node._like(frame)
+    node, values = pair(start, other, name)
+    if node is start:
+        return node, frame, xs, values
+    return node, node, leaves(node), values
 
 
 def inplace_pair(node: Node, other: Any, name: str) -> tuple[list[Tensor], Values]:

@@ -263,6 +263,10 @@ class TypedView(NodeMethods):
     def _items(self) -> Collection[tuple[str, Entry]]:
         return self._inner._items()
 
+    def _flat_tensors(self) -> dict[str, Tensor] | None:
+        entries: dict[str, Tensor] | None = self._inner._flat_tensors()
+        return entries
+
     def _names(self) -> Collection[str]:
         return self._inner._names()
 
