@@ -115,3 +115,79 @@ def test_auto_batch_size_limits_nested_tensordicts_too():
     assert td.auto_batch_size_(1)["n"].batch_size == (3,)
     assert td.auto_batch_size_(0)["n"].batch_size == ()
     assert td.auto_batch_size_()["n"].batch_size == (3, 4, 5)
+
+
+def _mixed() -> dict:
+    x = torch.ones(3, 2)
+    return {"z": x, "s": "text", "b": x.int(), "n": {"y": x, "k": "deep", "c": x}, "a": x.long()}
+
+
+@pytest.mark.parametrize("batch", [[], [3]])
+@pytest.mark.parametrize("known", [False, True])
+def test_update_keeps_the_order_of_a_source_of_many_kinds(batch, known):
+    td = TensorDict({"n": {}} if known else {}, batch)
+    td.update(_mixed())
+    expected = list(_mixed())
+    if known:
+        expected = ["n", *(key for key in expected if key != "n")]
+    assert list(td.keys()) == expected
+    assert list(td["n"].keys()) == ["y", "k", "c"]
+
+
+def test_a_later_key_of_the_source_wins():
+    x = torch.ones(3)
+    td = TensorDict({}, [3]).update({("y", "b"): x, "y": x, "n": {"b": x}, ("n", "b"): x * 2})
+    assert td["y"] is x
+    assert td["n", "b"].sum() == 6
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda d: d.update(w=torch.ones(4)),
+        lambda d: d.update(w=1.0),
+        lambda d: d["n"].update(w=torch.ones(4)),
+        lambda d: d["n"].update({("y", "below"): torch.ones(3)}),
+        lambda d: d.update({("a", "below"): torch.ones(3)}),  # where the source puts a leaf
+        lambda d: d.update({("n", "y", "below"): torch.ones(3)}),
+        lambda d: d.update({0: torch.ones(3)}),
+    ],
+)
+def test_a_failed_update_changes_nothing(spoil):
+    td = TensorDict({"b": torch.zeros(3), "n": {"c": torch.zeros(3)}}, [3])
+    before = {**td, "n": dict(td["n"])}
+    source = _mixed()
+    spoil(source)
+    with pytest.raises((RuntimeError, KeyError)):
+        td.update(source)
+    assert list(td.keys()) == ["b", "n"]
+    assert list(td["n"].keys()) == ["c"]
+    assert td["b"] is before["b"]
+    assert td["n", "c"] is before["n"]["c"]
+
+
+def test_update_moves_what_is_elsewhere_to_the_device():
+    td = TensorDict({}, [3], device="cpu")
+    here, elsewhere = torch.ones(3), torch.ones(3, device="meta")
+    td.update({"here": here})
+    assert td["here"] is here
+    meta = TensorDict({}, [3], device="meta").update({"a": elsewhere, "b": here})
+    assert meta["a"] is elsewhere
+    assert meta["b"].device.type == "meta"
+
+
+def test_update_with_clone_shares_no_memory():
+    x = torch.ones(3)
+    td = TensorDict({}, [3]).update({"a": x, "n": {"b": x}, "s": "text"}, clone=True)
+    x.zero_()
+    assert td["a"].sum() == td["n", "b"].sum() == 3
+    assert td["s"] == "text"
+
+
+def test_a_locked_nested_tensordict_is_not_updated():
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3])
+    td["n"].lock_()
+    with pytest.raises(RuntimeError):
+        td.update({"a": torch.ones(3), "n": {"b": torch.ones(3)}})
+    assert not td["a"].any()
+    assert not td["n", "b"].any()

@@ -127,6 +127,9 @@ class TensorDict(TensorDictBase):
     def _store(self, name: str, entry: Entry) -> None:
         self._entries[name] = entry
 
+    def _store_all(self, entries: dict[str, Entry]) -> None:
+        self._entries.update(entries)
+
     def _remove(self, name: str) -> None:
         del self._entries[name]
 

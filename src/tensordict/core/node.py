@@ -70,6 +70,11 @@ class Node:
     def _store(self, name: str, entry: Entry) -> None:
         """Put an entry that was checked before (`core.write`)."""
 
+    def _store_all(self, entries: dict[str, Entry]) -> None:
+        """`_store` of several entries, in their order."""
+        for name, entry in entries.items():
+            self._store(name, entry)
+
     @abstractmethod
     def _remove(self, name: str) -> None:
         """Drop a name that is there."""

@@ -17,9 +17,9 @@ from ..core.traverse import only_tensors, pairs_like
 from ..errors import BatchSizeError, ShapeError, StructureError
 from .inplace import copy_each, copy_pairs
 
-# A write that was checked: into a node, or into the memory of a tensor.  A name instead of a
-# path is one of a plain, unlocked node.
-Store: TypeAlias = tuple[Node, "Path | str", Entry]
+# A write that was checked: into a node, or into the memory of a tensor.  Without a path there
+# are entries by name, for a node that is not locked.
+Store: TypeAlias = tuple[Node, "Path | None", Any]
 Copy: TypeAlias = tuple[Tensor, Tensor]
 # The keys to update, name by name; None below a name for everything under it.
 Keep: TypeAlias = "dict[str, Keep | None]"
@@ -28,28 +28,57 @@ Keep: TypeAlias = "dict[str, Keep | None]"
 class Writes:
     """Checked writes waiting to be run together."""
 
-    __slots__ = ("copies", "ignore_lock", "non_blocking", "stores")
+    __slots__ = ("copies", "deep", "ignore_lock", "non_blocking", "stores")
 
     def __init__(self, non_blocking: bool = False, ignore_lock: bool = False) -> None:
         self.stores: list[Store] = []
         self.copies: list[Copy] = []
+        self.deep = False  # whether a store leads through other entries
         self.non_blocking = non_blocking
         self.ignore_lock = ignore_lock
 
     def run(self) -> None:
         """Do the writes. Nothing here can fail for a reason that a check could have found."""
+        if self.deep:
+            self.follow()
         if self.copies:
             targets, values = zip(*self.copies)
             copy_each(targets, values, self.non_blocking)
         for node, path, entry in self.stores:
-            if isinstance(path, str):
-                node._store(path, entry)
+            if path is None:
+                node._store_all(entry)
             else:
                 write.commit(node, path, entry)
 
     def replace(self, node: Node, path: Path, value: Any) -> None:
         """Plan to put ``value`` under ``path``, whatever is there."""
-        self.stores.append(write.prepare(node, path, value, self.non_blocking, self.ignore_lock))
+        _, _, entry = write.prepare(node, path, value, self.non_blocking, self.ignore_lock)
+        self.stores.append((node, path, entry))
+        self.deep = self.deep or len(path) > 1
+
+    def follow(self) -> None:
+        """Go the way of every store as it will be then: an earlier one may put a leaf on it.
+
+        Raises:
+            NotANodeError: (a ``KeyError``) the way leads through a leaf.
+        """
+        planned: dict[tuple[int, str], Any] = {}
+        alive: list[Node] = []  # nobody else may get the id of a node that was asked for
+        for node, path, entry in self.stores:
+            if path is None:
+                planned.update(((id(node), name), leaf) for name, leaf in entry.items())
+                continue
+            for i, name in enumerate(path[:-1]):
+                below = planned.get((id(node), name))
+                if below is None:
+                    below = node._fetch(name)
+                if below is None:
+                    below = planned[id(node), name] = node._child()
+                if not isinstance(below, Node):
+                    raise write.not_a_node(path, i, below)
+                alive.append(below)
+                node = below
+            planned[id(node), path[-1]] = entry
 
     def into(self, node: Node, path: Path, value: Any) -> None:
         """Plan to write ``value`` into the entry that exists under ``path``."""
@@ -122,47 +151,65 @@ class Writes:
             for member, share in zip(members, shares):
                 self.merge(member, share, inplace, keep)
             return
-        batch = node._batch_size
+        batch, device = node._batch_size, node._device
         ndim = len(batch)
-        # The common item, a tensor under a name, needs no look at what it replaces.
+        # A tensor under a name needs no look at what it replaces; such items wait together.
         plain = (
             keep is None
             and not inplace
-            and node._device is None
             and node._lock is None
             and members is None
             and node._bare() is node  # a typed view takes some names only
         )
         if plain and isinstance(source, Node) and source._batch_size == batch:
             ndim = 0  # checked when it was written to the source
-        append = self.stores.append
+        group: dict[str, Tensor] = {}
+        shape = seen = None
         for key, value in items_of(source):
             if (
                 plain
                 and type(value) is Tensor
                 and type(key) is str
-                and (not ndim or value.shape[:ndim] == batch)
+                and (not ndim or (shape := value.shape) == seen or shape[:ndim] == batch)
+                and (device is None or value.device == device)
             ):
-                append((node, key, value))
+                group[key] = value
+                seen = shape
                 continue
-            path = path_of(key)
-            below = _below(keep, path)
-            if below is _NONE:
-                continue
-            entry: Any = write.fetch(node, path) if node._members() is None else _seen(node, path)
-            nested = isinstance(value, (Mapping, Node))
-            if below is not None and not nested:
-                continue  # the source has nothing under the keys asked for
-            if below is not None and not isinstance(entry, Node):
-                self.replace(node, path, _kept(value, below))
-            elif isinstance(entry, Node) and nested:
-                if isinstance(value, Node) and value._batch_size != entry._batch_size:
-                    _same_batch(entry, value, path)
-                self.merge(entry, value, inplace, below)
-            elif inplace and entry is not None:
-                self.into(node, path, value)
-            else:
-                self.replace(node, path, value)
+            if plain and type(value) is dict and type(key) is str:
+                entry = node._fetch(key)
+                if isinstance(entry, Node):
+                    self.merge(entry, value)  # nothing is stored here
+                    continue
+            if group:  # keys keep the order of the source
+                self.stores.append((node, None, group))
+                group = {}
+            self.merge_item(node, key, value, inplace, keep)
+        if group:
+            self.stores.append((node, None, group))
+
+    def merge_item(
+        self, node: Node, key: Any, value: Any, inplace: bool, keep: Keep | None
+    ) -> None:
+        """Plan to merge one item of a mapping, whatever it is and wherever it goes."""
+        path = path_of(key)
+        below = None if keep is None else _below(keep, path)
+        if below is _NONE:
+            return
+        entry: Any = write.fetch(node, path) if node._members() is None else _seen(node, path)
+        nested = isinstance(value, Node) or type(value) is dict or isinstance(value, Mapping)
+        if below is not None and not nested:
+            return  # the source has nothing under the keys asked for
+        if below is not None and not isinstance(entry, Node):
+            self.replace(node, path, _kept(value, below))
+        elif nested and isinstance(entry, Node):
+            if isinstance(value, Node) and value._batch_size != entry._batch_size:
+                _same_batch(entry, value, path)
+            self.merge(entry, value, inplace, below)
+        elif inplace and entry is not None:
+            self.into(node, path, value)
+        else:
+            self.replace(node, path, value)
 
 
 _NONE: Any = object()
@@ -280,10 +327,12 @@ def _keep(keys: Iterable[Any] | None) -> Keep | None:
     return out
 
 
-def cloned(entry: Entry) -> Entry:
-    """A copy that shares no memory with ``entry``."""
+def cloned(entry: Any) -> Any:
+    """A copy that shares no memory with an entry, or with each of a dict of entries."""
     if isinstance(entry, Tensor):
         return entry.clone()
+    if type(entry) is dict:
+        return {name: cloned(part) for name, part in entry.items()}
     if isinstance(entry, Node):
         return entry._map(lambda x: x.clone())
     return entry
