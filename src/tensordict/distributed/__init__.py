@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import at_exit as at_exit
 from .exchange import DoubleBuffer, reshard
 from .fanout import all_to_all, gather, gather_and_stack, scatter
 from .layout_sharing import share_layouts
