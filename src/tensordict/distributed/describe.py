@@ -46,6 +46,7 @@ class Described:
         sites: the node and the name of each value.
         whole_sites: the node and the name of each composite leaf.
         pointers: the address of each part.
+        recalled: whether it is what was seen the last time, as far as that was looked at.
     """
 
     schema: Schema
@@ -54,6 +55,46 @@ class Described:
     sites: list[tuple[Node, str]]
     whole_sites: list[tuple[Node, str]]
     pointers: list[int]
+    recalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A structure, and where the parts of the last tensordict that had it lay.
+
+    Attributes:
+        schema, pointers: the structure, and the address of each part.
+        apart: the parts whose shapes `packing.Stage.pack_alike` does not look at; None when it
+            cannot tell whether anything else has changed.
+    """
+
+    schema: Schema
+    pointers: list[int]
+    apart: Sequence[int] | None = None
+
+
+def same_shapes(seen: Snapshot, parts: Sequence[Tensor]) -> bool:
+    """Whether all parts have the shapes that were seen."""
+    # A list of shapes would be a list of new containers, which start garbage collections.
+    return False not in [x.shape == shape for x, shape in zip(parts, seen.schema.shapes)]
+
+
+def same_parts(seen: Snapshot, parts: Sequence[Tensor]) -> bool:
+    """Whether all parts have the shapes that were seen, and the same ones require grad."""
+    if not same_shapes(seen, parts):
+        return False
+    grads = [x.requires_grad for x in parts]
+    if True not in grads:
+        return not seen.schema.grad
+    return [i for i, flag in enumerate(grads) if flag] == seen.schema.grad
+
+
+def same_apart(seen: Snapshot, parts: Sequence[Tensor]) -> bool:
+    """`same_parts` for who calls `packing.Stage.pack_alike` next: what that looks at is left out."""
+    if seen.apart is None:
+        return same_parts(seen, parts)
+    shapes = seen.schema.shapes
+    return all(parts[i].shape == shapes[i] and not parts[i].requires_grad for i in seen.apart)
 
 
 def describe(
@@ -62,7 +103,8 @@ def describe(
     alignment: int = 64,
     pack_below: int = PACK_BELOW,
     bundle: int = 0,
-    near: Callable[[Schema], Snapshot | None] | None = None,
+    near: Callable[[Schema, Sequence[Tensor]], Snapshot | None] | None = None,
+    still: Callable[[Snapshot, Sequence[Tensor]], bool] = same_parts,
 ) -> Described:
     """Take a tensordict apart.
 
@@ -73,6 +115,7 @@ def describe(
         bundle: number of tensordicts that ``node`` was only made to carry, 0 for none.
         near: finds what was seen at the last tensordict of a structure.  When this one has
             the same keys, dtypes, shapes and addresses, the rest is the same too.
+        still: what is looked at beside keys, dtypes and addresses to tell that.
 
     Raises:
         UnsupportedLeaf: a leaf that cannot travel, with its path.
@@ -84,30 +127,22 @@ def describe(
     """
     new = partial(Schema, alignment=alignment, pack_below=pack_below)
     out = _walk(node, new(), bundle, careful=False)
-    schema = out.schema
-    _add_columns(schema, out.parts)
+    parts = out.parts
+    out.schema.dtypes = [x.dtype for x in parts]
     try:
-        out.pointers = [x.data_ptr() for x in out.parts]
+        out.pointers = [x.data_ptr() for x in parts]
     except RuntimeError:  # a layout without one memory
         out.pointers = []
-    seen = None if near is None or not out.pointers else near(schema)
-    if seen is not None and _unchanged(seen, out):
-        out.schema = seen.schema
+    seen = None if near is None or not out.pointers else near(out.schema, parts)
+    if seen is not None and _unchanged(seen, out) and still(seen, parts):
+        out.schema, out.recalled = seen.schema, True
         return out
     if not out.pointers:
         # Sparse leaves are plain tensors by class: look at each entry.
         out = _walk(node, new(), bundle, careful=True)
-        _add_columns(out.schema, out.parts)
+    _add_columns(out.schema, out.parts)
     _add_memory(out)
     return out
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A structure, and where the parts of the last tensordict that had it lay."""
-
-    schema: Schema
-    pointers: list[int]
 
 
 def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Described:
@@ -146,7 +181,7 @@ def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Describe
 def _unchanged(seen: Snapshot, out: Described) -> bool:
     return (
         seen.pointers == out.pointers
-        and _same_columns(seen.schema, out.schema)
+        and _same_nodes(seen.schema, out.schema)
         and _still_tied(seen.schema.ties, out.parts)
     )
 
@@ -247,16 +282,14 @@ def _ties(parts: list[Tensor], pointers: list[int]) -> dict[int, int]:
     return out
 
 
-def _same_columns(a: Schema, b: Schema) -> bool:
+def _same_nodes(a: Schema, b: Schema) -> bool:
     return (
         a.keys == b.keys
         and a.entries == b.entries
         and a.dtypes == b.dtypes
-        and a.shapes == b.shapes
         and a.headers == b.headers
         and a.kinds == b.kinds
         and a.locked == b.locked
-        and a.grad == b.grad
         and a.values == b.values
         and a.composites == b.composites
         and a.alignment == b.alignment
@@ -266,7 +299,13 @@ def _same_columns(a: Schema, b: Schema) -> bool:
 
 def equal(a: Schema, b: Schema) -> bool:
     """Whether two schemas have the same bytes, without making them."""
-    return a is b or (_same_columns(a, b) and a.formats == b.formats and a.ties == b.ties)
+    return a is b or (
+        _same_nodes(a, b)
+        and a.shapes == b.shapes
+        and a.grad == b.grad
+        and a.formats == b.formats
+        and a.ties == b.ties
+    )
 
 
 def encode_values(described: Described, paths: Sequence[Any]) -> list[Any]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from torch import Size, Tensor
+
 from ..core.node import Node
 from ..errors import TransferError, WireError
 from . import describe
-from .describe import Described, Snapshot
+from .describe import Described, Snapshot, same_apart, same_parts
 from .packing import Packing, Stage, plan_packing
 from .schema import VALUE, Schema, decode, digest_of, places
 from .transport import Transport
@@ -38,6 +40,7 @@ class Known:
     digest: bytes
     packing: Packing
     value_paths: list[Any]
+    apart: tuple[int, ...] | None
     snapshot: Snapshot | None = None
     stages: list[Stage] = field(default_factory=list)
 
@@ -98,7 +101,27 @@ def known(schema: Schema, data: bytes, digest: bytes) -> Known:
     paths = []
     if schema.values:
         paths = [path for path, place in places(schema) if place.letter == VALUE]
-    return Known(schema, data, digest, plan_packing(schema), paths)
+    packing = plan_packing(schema)
+    apart = None
+    if not (schema.grad or schema.values or packing.large):
+        apart = packing.apart(len(schema.dtypes))
+    return Known(schema, data, digest, packing, paths, apart)
+
+
+@dataclass(slots=True)
+class Taken:
+    """A tensordict taken apart, and the buffer for what of it is packed.
+
+    Attributes:
+        described, entry: the tensordict and its schema.
+        stage: the buffer.
+        packed: whether it is filled.
+    """
+
+    described: Described
+    entry: Known
+    stage: Stage
+    packed: bool
 
 
 def learn(data: bytes, digest: bytes, limits: Limits) -> Known:
@@ -141,28 +164,28 @@ class Catalogue:
             if old is not None:
                 return old
             self._by_digest[entry.digest] = entry
-            self._by_print[_fingerprint(entry.schema)] = entry
+            self._by_print[_fingerprint(entry.schema, entry.schema.shapes[:2])] = entry
             while len(self._by_digest) > _MAX_SCHEMAS:
                 _, gone = self._by_digest.popitem(last=False)
-                key = _fingerprint(gone.schema)
+                key = _fingerprint(gone.schema, gone.schema.shapes[:2])
                 if self._by_print.get(key) is gone:
                     del self._by_print[key]
             return entry
 
-    def near(self, schema: Schema) -> Known | None:
-        """A known schema that this one may be equal to."""
-        return self._by_print.get(_fingerprint(schema))
+    def near(self, schema: Schema, shapes: Sequence[Size]) -> Known | None:
+        """A known schema that this one, whose first shapes are ``shapes``, may be equal to."""
+        return self._by_print.get(_fingerprint(schema, shapes))
 
     def of(self, schema: Schema) -> Known:
         """The entry of a schema that was just made from a tensordict."""
-        near = self.near(schema)
+        near = self.near(schema, schema.shapes[:2])
         if near is not None and describe.equal(near.schema, schema):
             return near
         data, digest = digest_of(schema)
         return self.find(digest) or self.add(known(schema, data, digest))
 
 
-def _fingerprint(schema: Schema) -> Any:
+def _fingerprint(schema: Schema, shapes: Sequence[Size]) -> Any:
     first = schema.keys[0]
     return (
         len(schema.keys),
@@ -170,7 +193,7 @@ def _fingerprint(schema: Schema) -> Any:
         schema.pack_below,
         schema.locked[0],
         tuple(first[:8]),
-        tuple(schema.shapes[:2]),
+        tuple(shapes),
         tuple(schema.dtypes[:2]),
     )
 
@@ -186,19 +209,40 @@ class Endpoint:
         self._busy: set[Any] = set()
         self._lock = threading.Lock()
 
-    def describe(self, node: Node, *, pack_below: int, bundle: int = 0) -> tuple[Described, Known]:
-        """A tensordict taken apart, and the entry of its schema."""
+    def describe(
+        self,
+        node: Node,
+        *,
+        pack_below: int,
+        bundle: int = 0,
+        still: Callable[[Snapshot, Sequence[Tensor]], bool] = same_parts,
+    ) -> tuple[Described, Known]:
+        """A tensordict taken apart, and the entry of its schema; ``still`` as in `describe`."""
         described = describe.describe(
-            node, pack_below=pack_below, bundle=bundle, near=self._snapshot
+            node, pack_below=pack_below, bundle=bundle, near=self._snapshot, still=still
         )
         entry = self.catalogue.of(described.schema)
         if described.schema is not entry.schema:
             described.schema = entry.schema
-        entry.snapshot = Snapshot(entry.schema, described.pointers)
+        entry.snapshot = Snapshot(entry.schema, described.pointers, entry.apart)
         return described, entry
 
-    def _snapshot(self, schema: Schema) -> Snapshot | None:
-        near = self.catalogue.near(schema)
+    def take(self, node: Node, *, pack_below: int, bundle: int = 0) -> Taken:
+        """A tensordict taken apart, packed already where that helps to tell what it is."""
+        described, entry = self.describe(
+            node, pack_below=pack_below, bundle=bundle, still=same_apart
+        )
+        stage = entry.stage()
+        if described.recalled and entry.apart is not None:
+            if stage.pack_alike(described.parts):
+                return Taken(described, entry, stage, packed=True)
+            entry.give_back(stage)
+            described, entry = self.describe(node, pack_below=pack_below, bundle=bundle)
+            stage = entry.stage()
+        return Taken(described, entry, stage, packed=False)
+
+    def _snapshot(self, schema: Schema, parts: Sequence[Tensor]) -> Snapshot | None:
+        near = self.catalogue.near(schema, [x.shape for x in parts[:2]])
         return None if near is None else near.snapshot
 
     def is_acked(self, peer: int, digest: bytes) -> bool:

@@ -66,6 +66,14 @@ class Packing:
     large_nbytes: tuple[int, ...]
     alignment: int
 
+    def spans(self) -> list[tuple[torch.dtype, int, int]]:
+        """The first byte and the end of each dtype in the packed message."""
+        out: dict[torch.dtype, tuple[int, int]] = {}
+        for group in self.groups:
+            start, _ = out.get(group.dtype, (group.offset, 0))
+            out[group.dtype] = start, group.offset + group.nbytes
+        return [(dtype, start, stop) for dtype, (start, stop) in out.items() if stop > start]
+
     @property
     def nbytes(self) -> int:
         """Bytes of all messages, without non-tensor values."""
@@ -76,10 +84,19 @@ class Packing:
         """Bytes of the parts that travel alone."""
         return sum(self.large_nbytes)
 
+    def apart(self, n: int) -> tuple[int, ...]:
+        """Those of ``n`` parts that do not lie in a group which one call fills."""
+        grouped = {i for group in self.groups if _is_block(group) for i in group.parts}
+        return tuple(i for i in range(n) if i not in grouped)
+
     @property
     def order(self) -> tuple[int, ...]:
         """The packed parts in the order of their memory."""
         return tuple(i for group in self.groups for i in group.parts)
+
+
+def _is_block(group: Group) -> bool:
+    return len(group.parts) >= _GROUP and group.nbytes > 0
 
 
 def plan_packing(schema: Schema) -> Packing:
@@ -115,11 +132,13 @@ def plan_packing(schema: Schema) -> Packing:
     )
 
 
-def _take(indices: Sequence[int]) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
-    if len(indices) == 1:
-        (only,) = indices
-        return lambda parts: (parts[only],)
-    return operator.itemgetter(*indices) if indices else lambda parts: ()
+def _take(indices: Sequence[int]) -> Callable[[Sequence[Tensor]], Any]:
+    if len(indices) < 2:
+        return lambda parts: [parts[i] for i in indices]
+    first, stop = indices[0], indices[-1] + 1
+    if tuple(indices) == tuple(range(first, stop)):
+        return lambda parts: parts[first:stop]
+    return operator.itemgetter(*indices)
 
 
 class Stage:
@@ -139,14 +158,15 @@ class Stage:
 
     def _allocate(self, extra: int) -> None:
         packing, at = self.packing, 0
-        room = torch.empty(packing.packed_nbytes + extra, dtype=torch.uint8)
+        with torch.inference_mode(False):  # it outlives the mode of this caller
+            room = torch.empty(packing.packed_nbytes + extra, dtype=torch.uint8)
         for group in packing.groups:  # memory between groups must not leave the process
             room[at : group.offset].zero_()
             at = group.offset + group.nbytes
         room[at : packing.packed_nbytes].zero_()
         self._room = room
-        self._groups: list[tuple[Any, Any, Tensor]] | None = None
-        self._singles: tuple[Any, list[Tensor]] = (None, [])
+        self._groups: list[tuple[Any, Tensor]] | None = None
+        self._singles: tuple[Any, list[Tensor]] = (_take(()), [])
         self._views: list[Tensor] | None = None
 
     def message(self, values_nbytes: int = 0) -> Tensor:
@@ -169,35 +189,63 @@ class Stage:
 
     def pack(self, parts: Sequence[Tensor]) -> None:
         """Copy the packed ones of ``parts`` in."""
-        if self._groups is None:
-            self._prepare()
-        assert self._groups is not None
         with torch.no_grad():
-            for join, take, out in self._groups:
+            for take, block in self._blocks():
                 leaves = take(parts)
                 try:
-                    join(leaves, out=out)
+                    torch.stack(leaves, out=block)
                 except RuntimeError:  # leaves of other devices: one copy each
-                    fill(list(out.view(-1, *leaves[0].shape).unbind()), leaves)
+                    fill(list(block.unbind()), leaves)
+        self._pack_singles(parts)
+
+    def pack_alike(self, parts: Sequence[Tensor]) -> bool:
+        """`pack`, if the parts of each larger group have its shape and do not require grad.
+
+        torch looks at both while it copies: it stacks tensors of one shape only, and in grad
+        mode refuses to stack into a buffer what requires grad.  Parts that do not lie in such a
+        group (`Packing.apart`) are copied as they are.
+
+        Returns:
+            Whether everything was packed.
+        """
+        if torch.is_inference_mode_enabled():  # there is no grad mode to ask
+            return False
+        with torch.enable_grad():
+            for take, block in self._blocks():
+                leaves = take(parts)
+                if leaves[0].shape != block.shape[1:]:
+                    return False
+                try:
+                    torch.stack(leaves, out=block)
+                except RuntimeError:
+                    return False
+        self._pack_singles(parts)
+        return True
+
+    def _pack_singles(self, parts: Sequence[Tensor]) -> None:
         take, targets = self._singles
         if targets:
             fill(targets, take(parts))
 
-    def _prepare(self) -> None:
-        groups: list[tuple[Any, Any, Tensor]] = []
+    def _blocks(self) -> list[tuple[Any, Tensor]]:
+        """What fills each group: who takes its parts, and a tensor ``[n, *shape]``."""
+        if self._groups is None:
+            with torch.inference_mode(False):
+                self._groups = self._prepare()
+        return self._groups
+
+    def _prepare(self) -> list[tuple[Any, Tensor]]:
+        groups: list[tuple[Any, Tensor]] = []
         singles: list[int] = []
         targets: list[Tensor] = []
         for group in self.packing.groups:
-            n, shape = len(group.parts), group.shape
-            if n >= _GROUP and group.nbytes:
-                block = _typed(self._room, group)
-                if shape:
-                    block = block.view(n * shape[0], *shape[1:])
-                groups.append((torch.cat if shape else torch.stack, _take(group.parts), block))
+            if _is_block(group):
+                groups.append((_take(group.parts), _typed(self._room, group)))
             else:
                 singles += group.parts
                 targets += _views_of(self._room, group)
-        self._groups, self._singles = groups, (_take(singles), targets)
+        self._singles = _take(singles), targets
+        return groups
 
     def unpack_into(self, parts: Sequence[Tensor]) -> None:
         """Copy the message into the packed ones of ``parts``."""

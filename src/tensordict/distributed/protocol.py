@@ -102,15 +102,15 @@ def run_error(request: Request, error: Exception) -> None:
 def _prepare(request: Request, node: Node) -> _Payload:
     if request.policy is not None:
         node = convert(node, request.policy)
-    described, entry = request.endpoint.describe(
-        node, pack_below=request.pack_below, bundle=request.bundle
-    )
+    taken = request.endpoint.take(node, pack_below=request.pack_below, bundle=request.bundle)
+    described, entry, stage = taken.described, taken.entry, taken.stage
     values = b""
     if described.values:
         forms = encode_values(described, entry.value_paths)
         values = json.dumps(forms, separators=(",", ":")).encode()
     devices = request.transport.capabilities.devices
-    return _Payload(entry.stage(), values, described, entry, devices)
+    packed = stage.message() if taken.packed else None
+    return _Payload(stage, values, described, entry, devices, packed)
 
 
 def _send_error(link: Link, error: Exception) -> None:

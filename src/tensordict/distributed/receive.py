@@ -20,7 +20,7 @@ from ..core.registry import known_node
 from ..errors import SchemaMismatch, TransferError
 from ..storage.buffer import fill
 from . import composite
-from .describe import Described, build
+from .describe import Described, build, same_shapes
 from .endpoint import Known
 from .link import Link, Request
 from .packing import formatted, take_apart
@@ -179,13 +179,18 @@ class Into:
         self.atomic = atomic
         self._described: Described | None = None
         self._entry: Known | None = None
+        self._unwritable: list[tuple[Any, str]] = []
 
     def look(self, request: Request) -> Exception | None:
         """Take the tensordict apart; what is wrong with it is told to the sender as well."""
         try:
             self._described, self._entry = request.endpoint.describe(
-                self.node, pack_below=request.pack_below, bundle=request.bundle
+                self.node,
+                pack_below=request.pack_below,
+                bundle=request.bundle,
+                still=same_shapes,  # which leaves require grad makes no difference here
             )
+            self._unwritable = _unwritable(self._described)
         except Exception as error:  # the sender waits for an answer, whatever went wrong
             return error
         return None
@@ -193,12 +198,11 @@ class Into:
     def mismatch(self, entry: Known, link: Link) -> Exception | None:
         """The error that lists every path that differs."""
         assert self._entry is not None and self._described is not None
-        mine = self._described
         rows: list[tuple[Any, str]] = []
         if self._entry is not entry:
             rows = differences(entry.schema, self._entry.schema)
             rows += _tied_here(entry.schema, self._entry.schema)
-        rows += _unwritable(mine)
+        rows += self._unwritable
         if not rows:
             return None
         what = "1 entry differs" if len(rows) == 1 else f"{len(rows)} entries differ"
@@ -285,9 +289,12 @@ def _direct(part: Tensor) -> bool:
 
 def _unwritable(mine: Described) -> list[tuple[Any, str]]:
     """The parts whose elements share memory with each other (expanded tensors)."""
+    parts = mine.parts
+    if False not in [x.is_contiguous() for x in parts]:
+        return []
     bad = [
         i
-        for i, x in enumerate(mine.parts)
+        for i, x in enumerate(parts)
         if not x.is_contiguous() and any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape))
     ]
     if not bad:

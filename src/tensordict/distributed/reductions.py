@@ -21,10 +21,10 @@ from ..errors import UnsupportedLeaf
 from ..storage.buffer import fill
 from ..storage.values import dtype_name
 from . import composite
-from .agreement import Round, agree, described_in, round_of
+from .agreement import Round, agree, round_of, taken_in
 from .describe import Described
 from .endpoint import Known
-from .packing import Packing, Stage
+from .packing import Stage
 from .pending import Pending
 from .transport import Transport, Work, group_rank
 
@@ -262,21 +262,20 @@ def _start(
     keep: bool,
 ) -> Callable[[], None]:
     """Agree and start a reduction; returns what waits for it and writes the result."""
-    described, entry, error = described_in(round_, td)
-    if entry is not None:
-        error = _irreducible(entry, how)
-    described, entry, _ = agree(round_, described, entry if error is None else None, error)
-    stage = entry.stage()
+    taken, error = taken_in(round_, td)
+    if taken is not None:
+        error = _irreducible(taken.entry, how)
+    ours = None if taken is None or error is not None else taken.entry
+    described, entry, _ = agree(round_, None if taken is None else taken.described, ours, error)
+    assert taken is not None
+    stage, packed = taken.stage, taken.packed
+    if entry is not ours:
+        stage, packed = entry.stage(), False
     running = _Running()
-    stage.pack(described.parts)
-    lumps = _packed_lumps(stage, described, how) + _large_lumps(entry, described, how, keep)
-    for lump in lumps:
-        if how.scale is not None:
-            lump.tensor.mul_(how.scale)
-        op = how.op_for(lump.dtype)
-        for piece in _pieces(lump.tensor, bucket_bytes):
-            running.works.append(round_.start(partial(begin, piece, op), "payload"))
-    running.lumps = lumps
+    _begin(round_, running, _large_lumps(entry, described, how, keep), how, begin, bucket_bytes)
+    if not packed:  # while the large ones are under way
+        stage.pack(described.parts)
+    _begin(round_, running, _packed_lumps(stage, how), how, begin, bucket_bytes)
 
     def finish() -> None:
         for work in running.works:
@@ -296,6 +295,23 @@ def _start(
     return finish
 
 
+def _begin(
+    round_: Round,
+    running: _Running,
+    lumps: list[_Lump],
+    how: _Reduction,
+    begin: Callable[[Tensor, Any], Work],
+    bucket_bytes: int | None,
+) -> None:
+    for lump in lumps:
+        if how.scale is not None:
+            lump.tensor.mul_(how.scale)
+        op = how.op_for(lump.dtype)
+        for piece in _pieces(lump.tensor, bucket_bytes):
+            running.works.append(round_.start(partial(begin, piece, op), "payload"))
+    running.lumps += lumps
+
+
 def _irreducible(entry: Known, how: _Reduction) -> Exception | None:
     for c in entry.schema.composites:
         if c.kind != composite.DTENSOR:
@@ -309,18 +325,11 @@ def _irreducible(entry: Known, how: _Reduction) -> Exception | None:
     return None
 
 
-def _packed_lumps(stage: Stage, described: Described, how: _Reduction) -> list[_Lump]:
+def _packed_lumps(stage: Stage, how: _Reduction) -> list[_Lump]:
     """One lump per dtype of the packed message."""
     buffer = stage.message()
-    plan: Packing = stage.packing
-    spans: dict[torch.dtype, list[int]] = {}
-    for group in plan.groups:
-        span = spans.setdefault(group.dtype, [group.offset, 0])
-        span[1] = group.offset + group.nbytes
     out = []
-    for dtype, (start, stop) in spans.items():
-        if stop == start:
-            continue
+    for dtype, start, stop in stage.packing.spans():
         typed = buffer[start:stop].view(dtype)
         via = how.via(dtype)
         if via is dtype:
