@@ -42,8 +42,8 @@ _N_TURNS = 1 << 16
 _TIMEOUT = 300.0
 _GRACE = 2.0
 # Bytes of packed messages that a rank has on their way out at a time: enough to keep the link
-# busy, few enough that the buffers are used again.
-_MAX_PACKED_NBYTES = 32 << 20
+# busy, few enough that the buffers are kept for the next run.
+_MAX_PACKED_NBYTES = 64 << 20
 
 
 class RunOptions(TypedDict, total=False):
@@ -365,6 +365,9 @@ class _Run:
                 nbytes -= under_way[0].message.nbytes
                 self._finish(space, under_way.popleft())
             while packed and packed_nbytes + message.nbytes > _MAX_PACKED_NBYTES:
+                if meanwhile is not None:  # rather than wait
+                    meanwhile()
+                    meanwhile = None
                 packed_nbytes -= packed[0].message.nbytes
                 self._finish(space, packed.popleft())
             flight = self._start(space, message)
