@@ -94,29 +94,18 @@ def test_a_killed_rank_is_an_error_on_the_others(victim, at):
             assert took < 15
 
 
+# 4 MiB each: 1 to 4 of a rank other than the first, 2 to 5 of the first, are payload.
+@pytest.mark.parametrize("at", [2, 4, 5])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_killed_within_large_messages_is_an_error_on_the_others(victim):
-    """Mostly `PeerLost` at once; where gloo wakes nobody, the timeout ends the wait."""
-    results = run_ranks(killed, 3, victim, 4, 3072, 3, reuse=False, may_die=[victim])
+def test_a_rank_killed_within_large_messages_is_known_without_a_timeout(victim, at):
+    results = run_ranks(killed, 3, victim, at, 3072, 60, reuse=False, may_die=[victim])
     assert results[victim] is None
     for rank, result in enumerate(results):
         if rank != victim:
             name, text, took = result
-            assert name in (PeerLost.__name__, TransferTimeout.__name__), text
-            assert took < 25
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="gloo does not always wake a rank whose peer dies sending")
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_killed_within_large_messages_is_known_without_a_timeout(victim):
-    """What is wanted of the case above: `PeerLost` at once, each time."""
-    results = run_ranks(killed, 3, victim, 4, 3072, 60, reuse=False, may_die=[victim])
-    for rank, result in enumerate(results):
-        if rank != victim:
-            name, text, took = result
             assert name == PeerLost.__name__, text
-            assert took < 15
+            assert f"rank {victim}" in text
+            assert took < 10
 
 
 def silent(rank, size):

@@ -28,7 +28,7 @@ from ..errors import (
     table_of,
 )
 from .pending import Pending
-from .transport import Transport, Work, bytes_tensor
+from .transport import FOREVER, Transport, Work, bytes_tensor
 
 # The errors that can be agreed on; the first of them that some rank has is what all raise.
 _KINDS: tuple[type[TransferError], ...] = (
@@ -89,11 +89,11 @@ class Consensus:
     def receive(self, size: int, rank: int) -> bytes:
         """Receive bytes from a member, however long that takes.
 
-        A wait that times out would close gloo's connections to all ranks, so none has a timeout:
-        threads wait, and whoever needs an answer gives up the thread.
+        A wait that times out would close gloo's connections to all ranks, so none does: threads
+        wait, and whoever needs an answer gives up the thread.
         """
         buffer = torch.empty(size, dtype=torch.uint8)
-        self.transport.irecv(buffer, rank, self.tag, control=True).wait()
+        self.transport.irecv(buffer, rank, self.tag, control=True).wait(FOREVER)
         return _bytes(buffer)
 
 
@@ -102,10 +102,13 @@ class Vote:
 
     Args:
         consensus: Who agrees.
+
+    Attributes:
         wake: Set whenever something was heard.
     """
 
-    def __init__(self, consensus: Consensus, wake: threading.Event | None = None) -> None:
+    def __init__(self, consensus: Consensus) -> None:
+        self.wake = threading.Event()
         self._consensus = consensus
         root, *others = consensus.members
         self._collects = consensus.transport.rank == root
@@ -113,9 +116,8 @@ class Vote:
             self._heard = [Pending(partial(self._hear, rank), "a record") for rank in others]
         else:
             self._heard = [Pending(self._listen, "the verdict")]
-        if wake is not None:
-            for pending in self._heard:
-                pending.add_done_callback(lambda _: wake.set())
+        for pending in self._heard:
+            pending.add_done_callback(lambda _: self.wake.set())
 
     def is_lost(self) -> bool:
         """Whether it is known already that not all will agree."""
@@ -176,40 +178,30 @@ class Vote:
 
     def _collect(self, report: Report, headline: str) -> Any:
         consensus = self._consensus
-        names = consensus.names
-        rows = [[path, f"{names[0]}: {text}"] for path, text in report.rows]
-        kinds = {_KINDS.index(report.kind)} if report.rows else set()
-        digests = {report.digest: [names[0]]}
-        lost: set[int] = set()
-        others = list(zip(consensus.members[1:], names[1:], self._heard))
-        # Once it is lost, the others get a moment to say what they saw.
-        known_lost = bool(kinds) or self.is_lost()
-        end = time.monotonic() + (
-            min(consensus.timeout, _GRACE) if known_lost else consensus.timeout
-        )
-        for rank, name, pending in others:
-            try:
-                digest, kind, said = pending.wait(max(0.0, end - time.monotonic()))
-            except TransferError as error:
-                gone = pending.done()
-                if gone:
-                    lost.add(rank)
-                if gone or not known_lost:
-                    error = _named(error, name)
-                    kinds.add(_kind_of(error))
-                    rows.append(["agreement", str(error)])
-                if not known_lost:
-                    known_lost, end = True, min(end, time.monotonic() + _GRACE)
-                continue
-            digests.setdefault(digest, []).append(name)
-            if said:
-                kinds.add(kind)
-                rows += [[path, f"{name}: {text}"] for path, text in said]
-        if len(digests) > 1:
-            kinds.add(_KINDS.index(PlanMismatch))
-            rows += [["plan", f"{d.hex()} on {', '.join(who)}"] for d, who in digests.items()]
-        verdict = [min(kinds), headline, rows] if kinds else None
-        self._tell(verdict, [rank for rank, _, _ in others if rank not in lost])
+        root, *others = consensus.members
+        found = _Findings(dict(zip(consensus.members, consensus.names)))
+        found.add(root, report.digest, _KINDS.index(report.kind), report.rows)
+        waiting = dict(zip(others, self._heard))
+        late: list[int] = []
+        end = time.monotonic() + consensus.timeout
+        hurried = False
+        while True:
+            self.wake.clear()
+            for rank in [rank for rank, pending in waiting.items() if pending.done()]:
+                found.take(rank, waiting.pop(rank))
+            now = time.monotonic()
+            if not hurried and (found.kinds or now >= end):
+                # It is lost.  The others get a moment to say what they saw.
+                late = [] if found.kinds else list(waiting)
+                hurried, end = True, now + (0.0 if len(late) == 1 else _GRACE)
+            if not waiting or now >= end:
+                break
+            self.wake.wait(end - now)
+        for rank in late:
+            if rank in waiting:
+                found.silent(rank, consensus.timeout)
+        verdict = found.verdict(headline)
+        self._tell(verdict, [rank for rank in others if rank not in found.lost])
         return verdict
 
     def _tell(self, verdict: Any, members: list[int]) -> None:
@@ -227,6 +219,58 @@ class Vote:
         for send in sends:
             with contextlib.suppress(TransferError):
                 send.wait()
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What the collecting rank knows about the others.
+
+    Attributes:
+        names: What errors call each member.
+        digests: Who has which plan.
+        kinds: The kinds of errors that some member has.
+        rows: What is wrong, and where.
+        lost: Members that are gone.
+    """
+
+    names: dict[int, str]
+    digests: dict[bytes, list[str]] = field(default_factory=dict)
+    kinds: set[int] = field(default_factory=set)
+    rows: list[list[str]] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)
+
+    def add(self, rank: int, digest: bytes, kind: int, rows: Any) -> None:
+        """Note what a member says."""
+        name = self.names[rank]
+        self.digests.setdefault(digest, []).append(name)
+        if rows:
+            self.kinds.add(kind)
+            self.rows += [[path, f"{name}: {text}"] for path, text in rows]
+
+    def take(self, rank: int, pending: Pending[Any]) -> None:
+        """Note what was heard of a member, or that it is gone."""
+        error = pending.exception()
+        if error is None:
+            self.add(rank, *pending.wait())
+            return
+        self.lost.add(rank)
+        self._fail(_named(error, self.names[rank]))
+
+    def silent(self, rank: int, timeout: float) -> None:
+        """Note that a member said nothing."""
+        self._fail(_named(TransferTimeout(f"nothing for {timeout} s"), self.names[rank]))
+
+    def _fail(self, error: TransferError) -> None:
+        self.kinds.add(_kind_of(error))
+        self.rows.append(["agreement", str(error)])
+
+    def verdict(self, headline: str) -> list[Any] | None:
+        """What all members raise; ``None`` if nothing is wrong."""
+        if len(self.digests) > 1:
+            self.kinds.add(_KINDS.index(PlanMismatch))
+            for digest, names in self.digests.items():
+                self.rows.append(["plan", f"{digest.hex()} on {', '.join(names)}"])
+        return [min(self.kinds), headline, self.rows] if self.kinds else None
 
 
 def _finish_later(sends: list[Work]) -> None:
@@ -249,5 +293,5 @@ def _kind_of(error: BaseException) -> int:
     return next(found, len(_KINDS) - 1)
 
 
-def _named(error: TransferError, name: str) -> TransferError:
+def _named(error: BaseException, name: str) -> TransferError:
     return _KINDS[_kind_of(error)](f"{name} at agreement: {error}")

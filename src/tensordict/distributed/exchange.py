@@ -24,7 +24,14 @@ import torch
 from torch import Tensor
 
 from ..device.sync import Barrier, wait_for
-from ..errors import LayoutError, PlanMismatch, TransferError, TransferTimeout, table_of
+from ..errors import (
+    LayoutError,
+    PeerLost,
+    PlanMismatch,
+    TransferError,
+    TransferTimeout,
+    table_of,
+)
 from ..placement.layout import Layout
 from ..placement.models import local_tensor, tensors_of
 from ..placement.names import dtype_name
@@ -34,13 +41,16 @@ from ..storage.named import tree_of
 from .consensus import Consensus, Report, Vote
 from .pending import Pending
 from .resharding import Stage, Workspace
-from .transport import TorchTransport, Transport, Work, group_rank
+from .transport import FOREVER, TorchTransport, Transport, Work, group_rank
 
 # Tags far from those that `init_tag` of other exchanges reaches; three for each reshard.
 _FIRST_TAG = 1 << 27
 _N_TURNS = 1 << 16
 _TIMEOUT = 300.0
 _GRACE = 2.0
+# Seconds after which a rank without news looks whether the others are there; later less often.
+_LOOK_AFTER = 0.25
+_LOOK_AT_LEAST_EVERY = 2.0
 # Bytes of packed messages that a rank has on their way out at a time: enough to keep the link
 # busy, few enough that the buffers are kept for the next run.
 _MAX_PACKED_NBYTES = 64 << 20
@@ -301,14 +311,13 @@ class _Run:
     def _watch(self, space: Workspace) -> Vote:
         """Let a thread exchange; give it up when nothing arrives for too long, or all is lost.
 
-        The vote on the outcome listens meanwhile: gloo does not wake a rank whose peer dies in the
-        middle of a large message, but it does where a small one is waited for.
+        The vote on the outcome listens meanwhile, and whoever hears nothing looks after the
+        others: gloo does not wake a rank that waits for the rest of a message.
         """
-        wake = threading.Event()
         over = threading.Event()
         report = self.report
         # A rank may come to the vote late, after it has waited in vain for another one.
-        vote = Vote(self._consensus(times=2), wake)
+        vote = Vote(self._consensus(times=2))
 
         def run() -> None:
             try:
@@ -317,27 +326,41 @@ class _Run:
                 report.note(error, "payload")
             finally:
                 over.set()
-                wake.set()
+                vote.wake.set()
 
         name = f"reshard payload on rank {self.rank}"
         threading.Thread(target=run, name=name, daemon=True).start()
         seen, since = self.progress, time.monotonic()
         while True:
-            wake.wait(min(0.25 * self._patience(), 0.5))
-            wake.clear()
+            vote.wake.wait(self._pause(time.monotonic() - since))
+            vote.wake.clear()
             if over.is_set():
                 return vote
-            now = time.monotonic()
-            lost = vote.is_lost()
             if self.progress != seen:
-                seen, since = self.progress, now
-            if lost or now - since >= self._patience():
+                seen, since = self.progress, time.monotonic()
+            error = self._hopeless(time.monotonic() - since)
+            if error is not None or vote.is_lost():
                 self.given_up = True
                 self.report = Report(report.digest, list(report.rows), report.kind)
-                if not lost:
-                    error = TransferTimeout(f"nothing for {now - since:.1f} s")
-                    self.report.note(error, f"payload with {self._name(self.awaited)}")
+                if error is not None:
+                    self.report.note(*error)
                 return vote
+
+    def _pause(self, quiet: float) -> float:
+        """Seconds until the next look after some without news."""
+        pause = min(max(_LOOK_AFTER, 0.25 * quiet), _LOOK_AT_LEAST_EVERY)
+        return min(pause, max(self._patience() - quiet, 0.01))
+
+    def _hopeless(self, quiet: float) -> tuple[TransferError, str] | None:
+        """Why there is nothing to wait for after some seconds without news, and where."""
+        if quiet >= _LOOK_AFTER:
+            for local, reason in self.transport.lost(self.members.values()).items():
+                return PeerLost(reason), f"payload with {self.transport.name_of(local)}"
+        if quiet >= self._patience():
+            return TransferTimeout(f"nothing for {quiet:.1f} s"), (
+                f"payload with {self._name(self.awaited)}"
+            )
+        return None
 
     def _name(self, rank: int) -> str:
         return self.transport.name_of(self.members[rank])
@@ -407,7 +430,7 @@ class _Run:
         peer = message.dst if message.src == self.rank else message.src
         self.awaited = peer
         try:
-            flight.work.wait()
+            flight.work.wait(FOREVER)  # `_watch` knows when it is in vain
         except TransferError as error:
             if not self.given_up:
                 self._failed(peer, error)
@@ -457,7 +480,7 @@ class _Run:
             works.append((pair, mine, data, work))
         for pair, mine, data, work in works:
             self.awaited = pair[0] if pair[1] == self.rank else pair[1]
-            work.wait()
+            work.wait(FOREVER)
             self.progress += 1
             if pair[1] == self.rank and data.numpy().tobytes() != mine:
                 error = TransferError(f"messages of rank {pair[0]} arrived with other bytes")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -209,6 +209,10 @@ class LoopbackTransport:
         if self._rank == dst:
             tensor.detach().copy_(_REDUCE[op](values, self.size))
         return _Done()
+
+    def lost(self, ranks: Iterable[int]) -> dict[int, str]:
+        """The ranks that `LoopbackGroup.lose` was called with."""
+        return {rank: "is gone" for rank in ranks if rank in self._group.lost}
 
     def name_of(self, rank: int) -> str:
         """``rank n``."""

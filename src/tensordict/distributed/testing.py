@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,9 @@ class _Wrapper:
     @property
     def capabilities(self) -> Capabilities:
         return self.inner.capabilities
+
+    def lost(self, ranks: Iterable[int]) -> dict[int, str]:
+        return self.inner.lost(ranks)
 
     def name_of(self, rank: int) -> str:
         return self.inner.name_of(rank)
