@@ -217,7 +217,9 @@ def test_everything_that_does_not_fit_is_said_at_once():
         "dtype": rows((4, 2), [1], torch.float16),
         "parts": rows((4,), [1]),
         "doubled": Layout.from_boxes([4], {0: [Box((0,), (3,)), Box((2,), (4,))]}),
-        "sum": Layout.from_placements([4], [2], [Placement("partial", reduce_op="sum")]),
+        "sum": Layout.from_boxes(
+            [4], {0: [Box((0,), (4,))], 1: [Box((0,), (2,))]}, partial="sum", dtype=torch.float32
+        ),
         "made": rows((4,), [1]),
         "wrong": "not a layout",
         "unhashable": [],
@@ -243,7 +245,7 @@ def test_everything_that_does_not_fit_is_said_at_once():
     with pytest.raises(LayoutError) as caught:
         plan_reshard(src2, {name: dst[name] for name in src2})
     assert "rank 0: boxes that overlap" in str(caught.value)
-    assert "partial at the destination" in str(caught.value)
+    assert "a partial destination of other boxes on each rank" in str(caught.value)
 
 
 def test_layouts_that_do_not_cover_are_refused():

@@ -511,6 +511,8 @@ class _Run:
         if not space.copied:
             missing += [cut for _, cut in program.copies]
         names = {program.targets[cut.slot].name for cut in missing}
+        if not space.copied:
+            names.update(space.constant)
         text = ", ".join(sorted(names)) or "none"
         told = type(error)(f"{error}\nTensors of out that are not complete on this rank: {text}.")
         told.incomplete = sorted(names)  # type: ignore[attr-defined]

@@ -111,6 +111,9 @@ def golden_reshard(plan: ReshardPlan, full: Mapping[str, Tensor]) -> Locals:
         plan: The plan.
         full: The whole source tensors by the names that the source has; of partial ones what
             they amount to.
+
+    A partial tensor whose layout stays the same keeps its contributions; here it is as if it had
+    been reduced and taken apart again.
     """
     draft = plan._draft
     renamed = {new: full[old] for new, old in draft.names.items() if old in full}
@@ -119,7 +122,8 @@ def golden_reshard(plan: ReshardPlan, full: Mapping[str, Tensor]) -> Locals:
         view = draft.views.get(name)
         whole = renamed[name] if view is None else evaluate(view, renamed)
         for rank, local in shard(layout, whole.to(layout.dtype)).items():
-            out[rank][name] = local
+            neutral = layout.neutral(rank)
+            out[rank][name] = local if neutral is None else torch.full_like(local, neutral)
     return out
 
 

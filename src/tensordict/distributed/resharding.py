@@ -64,7 +64,9 @@ class Workspace:
         self.device = device
         self.copied = False
         self._buffers = buffers
+        self._rank = rank
         self.results: dict[str, Tensor] = {}
+        self.constant: list[str] = []
         self._stages: Stages = self.program.memo.setdefault("stages", Stages())
         self._fill(rank, targets)
         self._sources = _Bound.of(
@@ -82,7 +84,7 @@ class Workspace:
         self._targets = _Bound.of(bound)
 
     def _fill(self, rank: int, targets: Mapping[str, Tensor]) -> None:
-        """Destination tensors, with their constant blocks in place."""
+        """Destination tensors, and which of them have constant blocks."""
         for name, layout in self.plan.dst.items():
             if name in self.plan.aliases or not layout.has_rank(rank):
                 continue
@@ -91,11 +93,20 @@ class Workspace:
                 shape = layout.local_shape(rank)
                 tensor = torch.empty(shape, dtype=layout.dtype, device=self.device)
             self.results[name] = tensor
-            for block in self.plan.fills.get(name, ()):
-                fill_block(tensor, layout.of_rank(rank), layout.runs_of(rank), block)
+            if layout.neutral(rank) is not None or name in self.plan.fills:
+                self.constant.append(name)
 
     def copy_local(self) -> None:
-        """Move the boxes that this rank holds already."""
+        """Move the boxes that this rank holds already, and write what is constant."""
+        for name in self.constant:
+            layout, tensor = self.plan.dst[name], self.results[name]
+            neutral = layout.neutral(self._rank)
+            if neutral is not None:
+                tensor.fill_(neutral)
+                continue
+            for block in self.plan.fills[name]:
+                boxes, runs = layout.of_rank(self._rank), layout.runs_of(self._rank)
+                fill_block(tensor, boxes, runs, block)
         copies = self.program.copies
         if copies:
             to = self._views("copied to", self._targets, lambda: [cut for _, cut in copies])

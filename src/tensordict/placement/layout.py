@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ import torch
 from ..errors import LayoutError
 from .mesh import Runs, runs_on_mesh
 from .names import dtype_name, parse_dtype
+
+# What does not change a reduction.
+_NEUTRAL: Final[dict[str | None, float]] = {"sum": 0.0, "product": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,42 @@ class Layout:
         if found is None:
             found = self._memo["table"] = _table_of(self)
         return found
+
+    def neutral(self, rank: int) -> float | None:
+        """What a rank holds all over as its contribution, where this is a destination.
+
+        A value becomes a sum as itself on the first contribution and 0 on the others, a product
+        with 1 instead: no rounding, and bytes for one of them alone.  ``None`` on a rank that
+        holds values: the first one, and every one of an ``avg``, ``max`` or ``min``, which are
+        copies.
+
+        >>> sums = [Placement("partial", reduce_op="sum")]
+        >>> layout = Layout.from_placements([4], [2], sums)
+        >>> layout.neutral(0), layout.neutral(1)
+        (None, 0.0)
+        """
+        constant = _NEUTRAL.get(self.partial)
+        if constant is None:
+            return None
+        parts = self._memo.get("parts")
+        if parts is None:
+            parts = self._memo["parts"] = _parts(self)
+        return constant if parts[rank] else None
+
+    def wanted(self) -> BoxTable:
+        """The boxes that values go to, where this is a destination."""
+        table = self.table()
+        if self.partial not in _NEUTRAL:
+            return table
+        first = table.part == 0
+        return BoxTable(table.rank[first], table.start[first], table.stop[first], table.part[first])
+
+    def as_copies(self) -> Layout:
+        """The same boxes, those of partial axes taken for copies of one tensor."""
+        copies = tuple(
+            Placement("replicate") if p.kind == "partial" else p for p in self.placements
+        )
+        return replace(self, placements=copies, partial=None, _memo={})
 
     def as_dtype(self, dtype: torch.dtype | None) -> Layout:
         """The same layout for another dtype."""

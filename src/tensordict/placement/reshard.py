@@ -234,6 +234,8 @@ class ReshardPlan:
             if name in self.aliases:
                 continue
             for rank, boxes in layout.boxes:
+                if layout.neutral(rank) is not None:
+                    continue
                 wanted[name, rank] += sum(box.numel for box in boxes)
                 for block in self.fills.get(name, ()):
                     found[name, rank] += sum(_shared(box.start, box.stop, block) for box in boxes)
@@ -435,6 +437,9 @@ def _assemble(draft: Draft, options: ReshardOptions) -> ReshardPlan:
         # A partial tensor is reduced in its own dtype, so its parts travel as they are.
         widens = src.dtype.itemsize <= dst.dtype.itemsize
         wire = src.dtype if widens or src.partial else dst.dtype
+        stays = src.partial is not None and wish.block is None and src == dst
+        if stays:  # each rank keeps its contribution
+            src = dst = src.as_copies()
         geometry = chooser.geometry(src, dst, wish.block, wire.itemsize)
         problems += [
             (wish.dst, f"rank {rank}: no source holds {numel} of its elements")

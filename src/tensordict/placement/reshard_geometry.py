@@ -136,7 +136,7 @@ def make_geometry(request: Request) -> Geometry:
     >>> [(int(s), int(d), int(n)) for s, d, n in zip(g.src, g.dst, g.numel)]
     [(0, 0, 4), (1, 0, 4), (0, 1, 4), (1, 1, 4)]
     """
-    wanted = request.dst.table()
+    wanted = request.dst.wanted()
     held = request.src.table()
     if request.block is not None:
         low, high = request.block.start or (0,), request.block.stop or (1,)

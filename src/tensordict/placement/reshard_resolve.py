@@ -122,7 +122,8 @@ def resolve(
     draft.dst.clear()
     draft.dst.update(ordered)
     if problems:
-        raise LayoutError(table_of(f"Cannot plan: {len(problems)} problems.", problems))
+        many = f"{len(problems)} problems" if len(problems) > 1 else "a problem"
+        raise LayoutError(table_of(f"Cannot plan: {many}.", problems))
     return draft
 
 
@@ -248,13 +249,13 @@ def _target_dtype(
 def _refused(layout: Layout, parts: list[Layout]) -> list[str]:
     """What the planner cannot do."""
     out = []
-    if layout.partial is not None:
-        out.append("partial at the destination: name replicas or shards there")
     out += [
-        f"a partial source of reduction {part.partial!r}: expected one of {REDUCTIONS}"
-        for part in parts
-        if part.partial is not None and part.partial not in REDUCTIONS
+        f"a partial {side} of reduction {both.partial!r}: expected one of {REDUCTIONS}"
+        for side, both in (("destination", layout), *(("source", part) for part in parts))
+        if both.partial is not None and both.partial not in REDUCTIONS
     ]
+    if layout.partial is not None and layout.held is not None and len(set(layout.held)) > 1:
+        out.append("a partial destination of other boxes on each rank: expected the same on all")
     for both in (layout, *parts):
         if both.held is not None:
             table = both.table()
