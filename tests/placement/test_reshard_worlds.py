@@ -165,7 +165,7 @@ def test_a_partial_destination_may_be_padded():
     plan.check_coverage()
     results, _ = simulate_reshard(plan, {0: {"w": torch.ones(3)}})
     assert [results[r]["w"].tolist() for r in (0, 1)] == [[1, 1, 1, 7, 7], [0] * 5]
-    assert "ranks 1: 0, so that a sum is right" in plan.explain("w")
+    assert "0 on 1, so that the sum is right" in plan.explain("w")
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def explain(plan: ReshardPlan, key: Any, rank: int | None) -> str:
         lines.append(f"    {where} is filled with {block.fill:g} where it lies")
     neutral = [r for r in layout.ranks if layout.neutral(r) is not None and rank in (None, r)]
     if neutral:
-        constant = layout.neutral(neutral[0])
-        lines.append(f"    ranks {span(neutral)}: {constant:g}, so that a {layout.partial} is right")
+        constant = f"{layout.neutral(neutral[0]):g}"
+        lines.append(f"    {constant} on {span(neutral)}, so that the {layout.partial} is right")
     return "\n".join(lines)
 
 
