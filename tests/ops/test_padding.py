@@ -11,6 +11,7 @@ from torch import Tensor
 from strategies import FLOATS, check_batch_op, check_per_leaf, flat, gate, slow, trees
 from tensordict import (
     LazyStackedTensorDict,
+    MetaData,
     NonTensorStack,
     PackLayout,
     TensorDict,
@@ -61,7 +62,7 @@ def test_pad_agrees_with_torch_long(td, data):
 def test_padded_non_tensor_rows_hold_none():
     td = TensorDict({"s": NonTensorStack("p", "q"), "v": "same"}, [2])
     assert td.pad([1, 1]).get("s").tolist() == [None, "p", "q", None]
-    assert td.pad([1, 1])["v"] == "same"
+    assert td.pad([1, 1])["v"] == [None, "same", "same", None]
 
 
 def test_pad_in_place_and_locks():
@@ -101,7 +102,10 @@ def test_pad_sequence_agrees_with_torch(side, batch):
         assert torch.equal(mask, real.flip(1) if side == "left" else real)
     assert out.batch_size == out["n"].batch_size == ((3, 3) if batch else (3,))
     values = out.get("s").tolist()
-    assert values == ([[n] * 3 for n in "203"] if batch else ["2", "0", "3"])
+    padded = [["2", "2", None], [None] * 3, ["3"] * 3]
+    if side == "left":
+        padded = [row[::-1] for row in padded]
+    assert values == (padded if batch else ["2", "0", "3"])
 
 
 def test_pad_sequence_along_later_dimensions():
@@ -363,3 +367,22 @@ def test_a_subclass_is_unpacked_as_it_was():
     flat_tensor, layout = Mine({"a": torch.zeros(2, 3)}, [2]).pack()
     assert layout.cls is Mine and type(layout.unpack(flat_tensor)) is Mine
     assert ONE.pack()[1].cls is None
+
+
+def test_a_value_for_all_rows_is_none_in_rows_that_are_added():
+    td = TensorDict({"a": torch.ones(2), "b": "v", "m": MetaData("q", batch_size=[2])}, [2])
+    out = pad(td, [1, 1])
+    assert out["b"] == [None, "v", "v", None] and out["m"] == "q"
+    assert pad(td, [0, 0])["b"] == pad(td, [0, -1])["b"] == "v"
+
+    rows = [
+        TensorDict({"a": torch.ones(n), "b": f"v{n}", "m": MetaData("q", batch_size=[n])}, [n])
+        for n in (1, 2)
+    ]
+    out = pad_sequence(rows)
+    assert out["b"] == [["v1", None], ["v2", "v2"]] and out["m"] == "q"
+    assert pad_sequence(rows, padding_side="left")["b"][0] == [None, "v1"]
+    assert pad_sequence([row.exclude("a").auto_batch_size_() for row in rows[:1] * 2])["b"] == [
+        "v1",
+        "v1",
+    ]

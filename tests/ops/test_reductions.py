@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 from tensordict.ops.table import REDUCTIONS, SCANS
 
 ids = {"ids": lambda row: row.name}
@@ -301,3 +301,51 @@ def test_autograd():
     expected = td["a"].detach().requires_grad_()
     expected.var(0).sum().backward()
     assert_close(td.grad["a"], expected.grad)
+
+
+@pytest.mark.parametrize(
+    "name", ["sum", "mean", "amax", "amin", "std", "var", "nansum", "count_nonzero"]
+)
+def test_an_empty_tuple_of_dimensions_is_all_of_each_leaf_as_in_torch(name):
+    td = TensorDict({"a": torch.randn(3, 4), "n": {"b": torch.randn(3)}}, [3])
+    out = getattr(td, name)(())
+    assert out.batch_size == () and set(out.keys(True, True)) == {"a", ("n", "b")}
+    for key in out.keys(True, True):
+        assert torch.equal(out[key], getattr(torch, name)(td[key], ()))
+    if name == "sum":
+        assert torch.equal(td.sum((), keepdim=True)["a"], td["a"].sum((), keepdim=True))
+        assert torch.equal(td.sum((), reduce=True), td.sum(reduce=True))
+        assert td.quantile(torch.tensor([0.5, 1.0]), ())["a"].shape == (2,)
+        assert torch.equal(td.max(())["a"], td["a"].max())
+
+
+def test_any_and_all_over_no_dimension_are_refused():
+    td = TensorDict({"a": torch.ones(3, dtype=torch.bool)}, [3])
+    for name in ("any", "all"):
+        with pytest.raises(ValueError, match="over no dimension"):
+            getattr(td, name)(())
+
+
+@pytest.mark.parametrize(
+    "name", ["sum", "mean", "prod", "amax", "amin", "std", "var", "nansum", "median", "argmax"]
+)
+def test_ragged_stacks_are_reduced_whole(name):
+    values = [torch.randn(2, 3), torch.randn(4, 3)]
+    rows = [TensorDict({"a": x, "n": {"b": x[0], "c": x[:, 0]}, "s": "text"}) for x in values]
+    td = lazy_stack(rows)
+    out = getattr(td, name)()
+    assert out.batch_size == () and out["n"].batch_size == ()
+    flat = {
+        "a": torch.cat([x.reshape(-1) for x in values]),
+        ("n", "b"): torch.stack([x[0] for x in values]).reshape(-1),
+        ("n", "c"): torch.cat([x[:, 0] for x in values]),
+    }
+    for key, x in flat.items():
+        torch.testing.assert_close(out[key], getattr(x, name)())
+    if name == "sum":
+        assert td.sum(keepdim=True)["a"].shape == (1, 1, 1)
+        two = lazy_stack([td, td])
+        torch.testing.assert_close(two.sum()["a"], 2 * out["a"])
+        torch.testing.assert_close(td.norm()["a"], flat["a"].norm())
+        with pytest.raises(RuntimeError, match="Failed to stack"):
+            td.sum(0)

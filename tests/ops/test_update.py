@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict, lazy_stack
 from tensordict.ops import update
 
 
@@ -191,3 +191,33 @@ def test_a_locked_nested_tensordict_is_not_updated():
         td.update({"a": torch.ones(3), "n": {"b": torch.ones(3)}})
     assert not td["a"].any()
     assert not td["n", "b"].any()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text",
+        None,
+        ["a", "b", "c"],
+        {"x": 1},
+        [[1], [2, 3]],
+        NonTensorData("x"),
+        TensorDict({}, [2, 3]),
+    ],
+)
+def test_what_holds_no_numbers_is_not_written_into_a_tensor(value):
+    for td in (
+        TensorDict({"a": torch.zeros(2, 3)}, [2, 3]),
+        lazy_stack([TensorDict({"a": torch.zeros(3)})] * 2),
+    ):
+        for write in (
+            lambda td: td.set("a", value, inplace=True),
+            lambda td: td.set_("a", value),
+            lambda td: td.update_({"a": value}),
+            lambda td: td.update({"a": value}, inplace=True),
+        ):
+            with pytest.raises(
+                ValueError, match="Cannot write into the tensor 'a': expected a tensor"
+            ):
+                write(td)
+        assert td["a"].sum() == 0

@@ -133,6 +133,9 @@ class TensorDict(TensorDictBase):
     def _remove(self, name: str) -> None:
         del self._entries[name]
 
+    def _remove_last(self) -> tuple[str, Entry]:
+        return self._entries.popitem()
+
     def _items(self) -> Any:
         return self._entries.items()
 

@@ -16,8 +16,9 @@ import torch
 from torch import Size, Tensor
 
 from ..core.leaf import NonTensorData
+from ..core.registry import node_class
 from ..core.structural import StructuralOp
-from ..core.traverse import map_entries
+from ..core.traverse import holders, map_entries, refuse_exclusive
 from ..errors import ShapeError
 from ..ops.dense_forms import densified
 from ..ops.indexing import Index, Rows, Select, Span
@@ -306,10 +307,32 @@ def _filled(node: Any, value: float) -> Any:
 @rule(Reduce)
 def _reduce(stack: Any, op: Reduce) -> Any:
     dim = stack._stack_dim
-    if op.dims is None or dim in op.dims:
+    if op.dims is None:
+        return _reduce_whole(stack, op)
+    if dim in op.dims:
         return None
     inner = Reduce(op.fold, tuple([d - (d > dim) for d in op.dims]), op.keepdim)
     return _each(stack, op, inner, dim if op.keepdim else dim - sum(d < dim for d in op.dims))
+
+
+def _reduce_whole(stack: Any, op: Reduce) -> Any:
+    """Every entry reduced to one value, be its rows of one shape or not."""
+    refuse_exclusive(stack)
+    entries: dict[str, Any] = {}
+    for name in stack._names():
+        try:
+            entry = stack._fetch(name)
+        except ShapeError:
+            rows: list[Any] = [holder._fetch(name) for holder in holders(stack)]
+            if not all(isinstance(x, Tensor) for x in rows):
+                raise
+            value = op.fold(torch.cat([x.reshape(-1) for x in rows]), (0,), False)
+            ndim = len(stack._shape_of(name))
+            entries[name] = value.reshape([1] * ndim) if op.keepdim else value
+            continue
+        entries[name] = op.leaf(entry) if isinstance(entry, Tensor) else entry._restructure(op)
+    size = op.size(stack._batch_size)
+    return named(node_class("dense")._new(entries, size, None, stack._device), stack, op)
 
 
 @rule(Along)

@@ -201,6 +201,8 @@ class NonTensorData(NonTensorDataBase):
     __slots__ = ("_data",)
 
     kind = "non_tensor"
+    # Whether the value holds for rows that are added, too.
+    _of_any_row: ClassVar[bool] = False
 
     _data: Any
 
@@ -233,7 +235,9 @@ class NonTensorData(NonTensorDataBase):
             out[i] = self._data
         return out
 
-    def _restructure(self, op: StructuralOp) -> NonTensorData:
+    def _restructure(self, op: StructuralOp) -> NonTensorDataBase:
+        if op.adds_rows and not self._of_any_row:
+            return self.maybe_to_stack()._restructure(op)
         return self._new(self._data, op.size(self._batch_size), self._device)
 
     def _with(self, batch_size: Size, device: torch.device | None) -> NonTensorData:
@@ -281,6 +285,7 @@ class MetaData(NonTensorData):
     __slots__ = ()
 
     kind = "metadata"
+    _of_any_row = True
 
     @classmethod
     def _collapses(cls) -> bool:

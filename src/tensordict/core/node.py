@@ -79,6 +79,14 @@ class Node:
     def _remove(self, name: str) -> None:
         """Drop a name that is there."""
 
+    def _remove_last(self) -> tuple[str, Entry]:
+        """Drop the name that was put last, which is there; the name and its entry."""
+        name = list(self._names())[-1]
+        entry = self._fetch(name)
+        assert entry is not None
+        self._remove(name)
+        return name, entry
+
     @abstractmethod
     def _items(self) -> Collection[tuple[str, Entry]]:
         """Names and entries in insertion order; sized."""

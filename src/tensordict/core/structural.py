@@ -23,12 +23,14 @@ class StructuralOp:
         keeps_lock: whether the result of a locked tree is locked.
         moves_rows: whether the result holds rows of the tree, as they are (and new ones);
             False when it computes with them, as a reduction does.
+        adds_rows: whether the result has rows that hold nothing of the tree.
     """
 
     __slots__ = ()
 
     keeps_lock: bool = True
     moves_rows: bool = True
+    adds_rows: bool = False
 
     def size(self, batch: Size) -> Size:
         """The batch size that ``batch`` (the root's, or a nested longer one) becomes."""

@@ -26,6 +26,7 @@ from ..errors import (
 )
 from .leaf import Leaf, NonTensorData, NonTensorStack
 from .lock import touched
+from .metadata import with_names
 from .node import Entry, Node
 from .traverse import map_entries, nodes_with_path
 
@@ -155,6 +156,7 @@ def missing(node: Node, path: Path) -> MissingKeyError:
     if len(path) == 1:
         return MissingKeyError(
             f'key "{path[0]}" not found in TensorDict with keys {sorted(node._names())}'
+            + _members_with(node, path[0])
         )
     parent = node
     for name in path[:-1]:
@@ -164,8 +166,17 @@ def missing(node: Node, path: Path) -> MissingKeyError:
         parent = below
     return MissingKeyError(
         f"key {path!r} not found in TensorDict with keys {sorted(parent._names())} "
-        f"at the last level that exists"
+        f"at the last level that exists" + _members_with(parent, path[-1])
     )
+
+
+def _members_with(node: Node, name: str) -> str:
+    """What to add to the error for a key that only some members of a stack have."""
+    members = node._members() or ()
+    some = [i for i, member in enumerate(members) if name in member._names()]
+    if not some:
+        return ""
+    return f". Only the members {some} of the lazy stack have it: read it from them (unbind())."
 
 
 def not_a_node(path: Path, i: int, entry: Entry) -> NotANodeError:
@@ -181,9 +192,9 @@ def write_into(target: Tensor, value: Any, path: Path) -> Tensor:
 
     Raises:
         ShapeError: (a ``RuntimeError``) when the shape does not fit.
+        EntryTypeError: (a ``ValueError``) when it holds no numbers.
     """
-    if not isinstance(value, Tensor):
-        value = torch.as_tensor(value, device=target.device)
+    value = as_values(value, target, path)
     if value.shape != target.shape:
         try:
             value = value.expand(target.shape)
@@ -194,6 +205,25 @@ def write_into(target: Tensor, value: Any, path: Path) -> Tensor:
                 f"Use set() to replace the entry."
             ) from None
     return value
+
+
+def as_values(value: Any, target: Tensor, path: Path) -> Tensor:
+    """The tensor that a value is, to be written into ``target``.
+
+    Raises:
+        EntryTypeError: (a ``ValueError``) it holds no numbers.
+    """
+    if isinstance(value, Tensor):
+        return value
+    try:
+        if not isinstance(value, (Node, Leaf)):
+            return torch.as_tensor(value, device=target.device)
+    except (TypeError, ValueError, RuntimeError):
+        pass  # as `_sequence_entry`: no numbers, or not of one shape
+    raise EntryTypeError(
+        f"Cannot write into the tensor {short(path)!r}: expected a tensor, an array or numbers, got a "
+        f"{type(value).__name__}. Use set() to replace the entry."
+    )
 
 
 def _node_entry(node: Node, value: Node, path: Path, non_blocking: bool) -> Node:
@@ -211,6 +241,8 @@ def _node_entry(node: Node, value: Node, path: Path, non_blocking: bool) -> Node
         raise EntryTypeError(
             f"Cannot set {short(path)!r}: the tensordict would contain itself. Store a copy()."
         )
+    if node._dim_names is not None:
+        value = with_names(value, node._dim_names, path)
     device = node._device
     if device is not None and value._device != device:
         value = on_device(value, device, non_blocking)

@@ -232,10 +232,15 @@ def remove(node: Node, path: Path) -> Entry:
 
 
 def discard(node: Node, path: Path) -> None:
-    """Drop the entry under ``path`` without reading it; raises as `remove`."""
+    """Drop the entry under ``path`` without reading it, in a stack from each member that has it.
+
+    Raises as `remove`.
+    """
     holder, rest = write.resolve(node, path)
-    if len(rest) > 1 or rest[0] not in holder._names():
+    held = [part for part in holders(holder) if rest[0] in part._names()]
+    if len(rest) > 1 or not held:
         raise write.missing(node, path)
     if holder._lock is not None:
         raise LockedError
-    holder._remove(rest[0])
+    for part in held:
+        part._remove(rest[0])

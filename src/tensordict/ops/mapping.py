@@ -104,10 +104,10 @@ class MappingMethods(Node):
 
     def get_at(self, key: NestedKey, index: Any, default: Any = NO_DEFAULT) -> Any:
         """The rows ``index`` of one entry, without indexing the others."""
-        entry = write.fetch(self, path_of(key))
-        if entry is None:
+        path = path_of(key)
+        if not write.contains(self, path):
             return self.get(key, default)
-        return index_entry(self, entry, index)
+        return index_entry(self, write.require(self, path), index)
 
     def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
         """The raw value of a non-tensor entry; tensors and tensordicts as they are."""
@@ -394,10 +394,12 @@ class MappingMethods(Node):
         Raises:
             KeyError: there is none.
         """
-        names = list(self._names())
-        if not names:
+        if self._lock is not None:
+            raise LockedError
+        if not self._names():
             raise MissingKeyError("popitem(): the tensordict is empty.")
-        return names[-1], self.pop(names[-1])
+        name, entry = self._remove_last()
+        return name, entry._value() if isinstance(entry, Leaf) else entry
 
     def clear(self) -> Self:
         """Remove all entries; returns self."""

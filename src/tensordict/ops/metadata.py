@@ -12,6 +12,7 @@ from .._typing import NO_DEFAULT
 from ..core import lock as locking
 from ..core.devices import as_device
 from ..core.leaf import NonTensorData
+from ..core.metadata import set_device, set_names
 from ..core.node import KEEP, Node
 from ..core.sizes import as_size, common_prefix, wrap_dim
 from ..core.structural import DimNames
@@ -144,16 +145,13 @@ class MetadataMethods(Node):
 
     def clear_device_(self) -> Self:
         """Set the device attribute to None, here and below; nothing moves."""
-        for _, node in nodes_with_path(self):
-            node._device = None
+        set_device(self, None)
         return self
 
     def auto_device_(self) -> Self:
         """Set the device attribute to the one device of all leaves, else to None; nothing moves."""
         devices = {as_device(x.device) for x in leaves(self)}
-        device = devices.pop() if len(devices) == 1 else None
-        for _, node in nodes_with_path(self):
-            node._device = device
+        set_device(self, devices.pop() if len(devices) == 1 else None)
         return self
 
     @property
@@ -182,7 +180,7 @@ class MetadataMethods(Node):
     @names.setter
     def names(self, value: Sequence[str | None] | None) -> None:
         names = None if value is None else check_names(value, self._batch_size)
-        _set_names(self, names)
+        set_names(self, names)
 
     def refine_names(self, *names: Any) -> Self:
         """Fill in names that are missing; ``...`` stands for the rest.
@@ -395,24 +393,6 @@ def _fixed_shapes(node: Node) -> list[Size]:
         elif not isinstance(entry, NonTensorData):
             out.append(entry.shape)
     return out
-
-
-def _set_names(node: Any, names: DimNames | None) -> None:
-    """Set the names of the leading dimensions, here and below."""
-    if names is None:
-        whole = None
-    else:
-        tail = node._dim_names or [None] * len(node._batch_size)
-        whole = [*names, *tail[len(names) :]]
-    node._dim_names = whole
-    members = node._members()
-    if members is None:
-        for child in node._children():
-            _set_names(child, names)
-        return
-    dim = node.stack_dim
-    for member in members:
-        _set_names(member, None if whole is None else [*whole[:dim], *whole[dim + 1 :]])
 
 
 def _inner_size(node: Any, size: Size) -> Size:

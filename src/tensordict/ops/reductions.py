@@ -3,7 +3,7 @@
 ``dim`` of a reduction is one of:
 
 * nothing: every leaf is reduced whole, the result has no batch dimensions;
-* an int or a tuple of ints: batch dimensions;
+* an int or a tuple of ints: batch dimensions; an empty tuple is no dim, as in torch;
 * ``"feature"``: the dimensions of each leaf that are not batch dimensions.
 
 With ``reduce=True`` the leaves are then reduced together, to one tensor.
@@ -48,12 +48,14 @@ class ReductionMethods(Node):
         """
         if dim is None:
             return all(bool(x.all()) for x in leaves(self))
+        _refuse_empty("all", dim)
         return reduced(self, lambda x, dims, keep: torch.all(x, dims, keep), dim, keepdim)
 
     def any(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
         """Whether some element of some leaf is true: a bool; with ``dim``, a tensordict."""
         if dim is None:
             return any(bool(x.any()) for x in leaves(self))
+        _refuse_empty("any", dim)
         return reduced(self, lambda x, dims, keep: torch.any(x, dims, keep), dim, keepdim)
 
     def norm(
@@ -174,6 +176,7 @@ class Along(StructuralOp):
 
 def reduced(node: Any, fold: Fold, dim: Dims = None, keepdim: bool = False) -> Any:
     """A tree reduced over ``dim``, see the top of the module."""
+    dim = _none_if_empty(dim)
     if dim == "feature":
         if keepdim:
             raise EntryTypeError("dim='feature' is incompatible with keepdim=True.")
@@ -201,6 +204,7 @@ def _feature(x: Tensor, n: int, fold: Fold) -> Tensor:
 
 def together(node: Any, fold: Fold, dim: Dims, keepdim: bool, name: str) -> Tensor:
     """The leaves reduced over ``dim`` and with each other, to one tensor."""
+    dim = _none_if_empty(dim)
     if dim is not None and has_stack(node):
         node = node.to_tensordict()  # by key: dimensions are those of the entries
     xs = _some(node, name)
@@ -228,13 +232,25 @@ def _some(node: Node, name: str) -> list[Tensor]:
     return xs
 
 
+def _refuse_empty(name: str, dim: Dims) -> None:
+    """torch reduces nothing here, where its other reductions reduce everything."""
+    if _none_if_empty(dim) is None:
+        raise EntryTypeError(
+            f"Cannot take {name}() over no dimension: expected a batch dimension or several, got "
+            f"dim=(). Leave dim out to reduce everything."
+        )
+
+
+def _none_if_empty(dim: Dims) -> Dims:
+    return None if isinstance(dim, (tuple, list)) and not dim else dim
+
+
 def _wrapped(dim: Any, node: Node) -> tuple[int, ...]:
     ndim = len(node._batch_size)
     if isinstance(dim, int):
         return (wrap_dim(dim, ndim),)
     if isinstance(dim, (tuple, list)) and all(isinstance(d, int) for d in dim):
-        # As in torch, no dimension is every dimension.
-        return tuple(sorted(wrap_dims(dim, ndim))) or tuple(range(ndim))
+        return tuple(sorted(wrap_dims(dim, ndim)))
     raise EntryTypeError(
         f"Cannot reduce over {dim!r}: expected a batch dimension, a tuple of them, or 'feature'."
     )
@@ -355,7 +371,7 @@ def _quantile(row: Reduction) -> Callable[..., Any]:
         if reduce:
             return together(self, fold, dim, keepdim, name)
         result = reduced(self, fold, dim, keepdim)
-        if isinstance(q, Tensor) and q.ndim and dim is not None:
+        if isinstance(q, Tensor) and q.ndim and _none_if_empty(dim) is not None:
             result = _leading(result, q.shape[0])
         return _renamed(result, key_transform)
 
@@ -394,7 +410,7 @@ def _with_indices(row: Reduction) -> Callable[..., Any]:
         reduce: bool | None = None,
         return_indices: bool = True,
     ) -> Any:
-        if dim is None and not keepdim:
+        if _none_if_empty(dim) is None and not keepdim:
             if reduce:
                 return fn(torch.cat([x.reshape(-1) for x in _some(self, name)]))
             return reduced(self, lambda x, dims, keep: fn(x))

@@ -440,6 +440,10 @@ class Pad(StructuralOp):
     pads: tuple[tuple[int, int], ...]
     value: float
 
+    @property
+    def adds_rows(self) -> bool:  # type: ignore[override]
+        return any(n > 0 for pair in self.pads for n in pair)
+
     def size(self, batch: Size) -> Size:
         head = [a + n + b for n, (a, b) in zip(batch, self.pads)]
         return Size(head) + batch[len(head) :]

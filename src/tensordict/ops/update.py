@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from .._keys import path_of, unravel_key_to_tuple
@@ -137,7 +136,7 @@ class Writes:
             own = entry._batch_size if isinstance(entry, Node) else entry.shape
             ndim = max(ndim, len(own) + 1)
             if isinstance(entry, Tensor) and not isinstance(value, (Tensor, Node, Leaf)):
-                value = torch.as_tensor(value, device=entry.device)
+                value = write.as_values(value, entry, path)
         for member, share in zip(members, stack._shares(value, ndim)):
             self.into(member, path, share)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._keys import short
 from ..core.lock import set_origin
+from ..core.metadata import set_device
 from ..core.node import Node
 from ..core.traverse import entries_beside, keyed_leaves, leaves, leaves_with_path
 from ..core.undo import remember
@@ -27,7 +28,7 @@ from ..storage.consolidate import (
 from .attrs import TensorAttrs, host_dtypes
 from .execute import cast_on_host, move_all, on_host, options_for, run_routes
 from .pinning import move_pinned
-from .placing import place, replace_leaves, set_device
+from .placing import place, replace_leaves
 from .planning import plan_moves
 from .request import MoveRequest, is_spec, parse_to
 from .routes import Route, make_route

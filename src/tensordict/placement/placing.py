@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .._keys import short
 from .._typing import Path
-from ..core.leaf import Leaf
 from ..core.lock import lock
-from ..core.traverse import leaves_with_path, nodes, rebuild, slots
+from ..core.metadata import set_device
+from ..core.traverse import leaves_with_path, rebuild, slots
 from ..errors import LockedError, SchemaMismatch
 
 
@@ -41,19 +41,6 @@ def place(
     if td._lock is not None:
         lock(out)
     return out
-
-
-def set_device(td: Any, device: torch.device | None) -> None:
-    """Set the device attribute of every node, and what non-tensor values say it is."""
-    for part in nodes(td):
-        part._device = device
-        if part._members() is not None:
-            continue
-        if any(issubclass(kind, Leaf) for kind in set(map(type, part._contents()))):
-            holder = part._bare()
-            for name, entry in list(holder._items()):
-                if isinstance(entry, Leaf):
-                    holder._store(name, entry._with(entry._batch_size, device))
 
 
 def cast_in_place(

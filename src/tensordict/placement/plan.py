@@ -15,6 +15,7 @@ from torch import Size, Tensor
 
 from .._keys import path_of, short
 from .._typing import NestedKey, Path
+from ..core.metadata import set_device
 from ..core.node import Node
 from ..core.traverse import leaves, leaves_with_path, outline_of, paths_in
 from ..device.kinds import MoveKind, is_accelerator
@@ -41,7 +42,7 @@ from .hidden import HiddenTensor, move_hidden
 from .memory import CHECKED_NBYTES, check_free_memory
 from .names import dtype_name
 from .pending import PendingMoves
-from .placing import cast_in_place, place, set_device, write_out
+from .placing import cast_in_place, place, write_out
 from .report import PlanReport, read_plan
 from .routes import TRANSFERS, Move, Route, distinct
 from .rules import Unmatched, near_misses

@@ -260,6 +260,9 @@ class TypedView(NodeMethods):
     def _remove(self, name: str) -> None:
         self._inner._remove(name)
 
+    def _remove_last(self) -> tuple[str, Entry]:
+        return self._inner._remove_last()
+
     def _items(self) -> Collection[tuple[str, Entry]]:
         return self._inner._items()
 
