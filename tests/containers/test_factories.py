@@ -76,3 +76,16 @@ def test_import_paths_that_users_type(module):
     for name in loaded.__all__:
         mine = getattr(loaded, name)
         assert getattr(tensordict, name, mine) is mine
+
+
+def test_nested_dicts_are_checked_at_every_level():
+    good = {"a": torch.zeros(2, 3), "n": {"b": torch.zeros(2), "m": {"c": torch.zeros(2, 5)}}}
+    td = TensorDict(good, batch_size=[2], names=["rows"])
+    assert td["n", "m"].batch_size == (2,) and td["n", "m"].names == ["rows"]
+    assert td["n", "m", "c"] is good["n"]["m"]["c"]
+    good["n"]["m"]["d"] = torch.zeros(3, 5)
+    with pytest.raises(RuntimeError, match=r"\('n', 'm', 'd'\)"):
+        TensorDict(good, batch_size=[2])
+    mixed = {"n": {("x", "y"): torch.zeros(2), "v": 1.0, "w": {}}}
+    td = TensorDict(mixed, batch_size=[])
+    assert td["n", "x", "y"].shape == (2,) and td["n", "v"] == 1.0 and not len(td["n", "w"].keys())

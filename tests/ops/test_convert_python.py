@@ -205,3 +205,18 @@ def test_nested_batches_first():
 def test_one_value_under_each_key():
     td = TensorDict.fromkeys(["a", ("n", "b")], 1.5)
     assert td["n", "b"] == 1.5 and set(td.keys(True, True)) == {"a", ("n", "b")}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_lists_of_flat_and_of_nested_trees_agree(rows):
+    flat = TensorDict({"a": torch.rand(rows, 2), "b": torch.arange(rows)}, [rows])
+    nested = TensorDict({"n": flat, "s": "x"}, [rows])
+    for options in ({}, {"convert_tensors": True}):
+        expected = [row["n"] for row in nested.tolist(**options)]
+        found = flat.tolist(**options)
+        assert len(found) == rows
+        for mine, theirs in zip(found, expected):
+            assert list(mine) == list(theirs) == ["a", "b"]
+            assert all(
+                torch.equal(torch.as_tensor(mine[k]), torch.as_tensor(theirs[k])) for k in mine
+            )

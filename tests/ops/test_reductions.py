@@ -349,3 +349,38 @@ def test_ragged_stacks_are_reduced_whole(name):
         torch.testing.assert_close(td.norm()["a"], flat["a"].norm())
         with pytest.raises(RuntimeError, match="Failed to stack"):
             td.sum(0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_all_and_any_look_at_every_leaf(n):
+    leaves = {f"k{i}": torch.ones(3, dtype=torch.bool) for i in range(n)}
+    td = TensorDict(leaves, [3])
+    assert td.all() is True and td.any() is True
+    assert (~td).any() is False
+    td[f"k{n - 1}"][2] = False
+    assert td.all() is False and (~td).any() is True
+
+
+def test_all_and_any_of_leaves_that_do_not_go_together():
+    td = TensorDict(a=torch.ones(2), b=torch.ones(2, dtype=torch.int64), c=torch.zeros(0), d=1j)
+    assert td.all() is True and td.any() is True
+    td["d"] = torch.tensor(0j)
+    assert td.all() is False
+    large = TensorDict({name: torch.ones(40_000, dtype=torch.bool) for name in "abc"}, [])
+    large["c"][-1] = False
+    assert large.all() is False and large.any() is True
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "amax", "std", "prod", "argmax", "count_nonzero"])
+def test_one_dimension_is_reduced_as_by_torch(name):
+    td = TensorDict(
+        {"a": torch.rand(3, 2, 4), "b": torch.rand(3, 2), "n": {"c": torch.rand(3, 2)}}, [3, 2]
+    )
+    fn = getattr(torch, name)
+    for dim in (0, 1, -1):
+        out = getattr(td, name)(dim)
+        assert out.batch_size == fn(torch.rand(3, 2), dim).shape
+        assert_close(out["a"], fn(td["a"], dim % 2))
+        assert_close(out["n", "c"], fn(td["n", "c"], dim))
+    whole = getattr(td, name)()
+    assert whole.batch_size == () and torch.equal(whole["a"], fn(td["a"]))

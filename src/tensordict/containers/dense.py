@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Size, Tensor
 
+from .._typing import Path
 from ..core import jagged, write
 from ..core import lock as locking
 from ..core.devices import as_device
@@ -76,8 +77,7 @@ class TensorDict(TensorDictBase):
         self._dim_names = None if names is None else check_names(names, batch)
         self._lock = None
         self._undo = None
-        entries: dict[str, Entry] = {}
-        self._entries = entries
+        self._entries = {}
         if isinstance(source, Node):
             items: Any = source._items()
         elif isinstance(source, Mapping):
@@ -87,17 +87,7 @@ class TensorDict(TensorDictBase):
                 "A TensorDict source is expected to be a TensorDictBase instance or a mapping, "
                 f"got {type(source).__name__}."
             )
-        ndim = len(batch)
-        plain = self._device is None
-        for name, value in items:
-            # The common entry, a tensor under a str, is checked without a call.
-            if type(name) is str:
-                if plain and type(value) is Tensor and (not ndim or value.shape[:ndim] == batch):
-                    entries[name] = value
-                else:
-                    entries[name] = write.entry_of(self, value, (name,), bool(non_blocking))
-            else:
-                write.fill(self, {name: value}, (), bool(non_blocking))
+        _fill(self, items, (), bool(non_blocking))
         if lock:
             locking.lock(self)
 
@@ -200,23 +190,14 @@ class TensorDict(TensorDictBase):
 
     def _restructure(self, op: StructuralOp) -> Self:
         leaf = op.leaf
-        entries: dict[str, Entry] = {}
-        for name, entry in self._entries.items():
-            if type(entry) is Tensor:
-                entries[name] = leaf(entry)
-            elif isinstance(entry, Tensor):
-                entries[name] = (
-                    leaf(entry) if not entry.is_nested else jagged.restructured(op, entry)
-                )
-            else:
-                entries[name] = entry._restructure(op)
+        entries: dict[str, Entry] = {
+            name: leaf(entry) if type(entry) is Tensor else _restructured(op, entry)
+            for name, entry in self._entries.items()
+        }
         names = self._dim_names
-        out = self._new(
-            entries,
-            op.size(self._batch_size),
-            None if names is None else op.names(names),
-            self._device,
-        )
+        if names is not None:
+            names = op.names(names)
+        out = self._new(entries, op.size(self._batch_size), names, self._device)
         if op.keeps_lock and self._lock is not None:
             locking.lock(out)
         return out
@@ -265,3 +246,41 @@ class TensorDict(TensorDictBase):
             header.get("names"),
             None if device is None else torch.device(device),
         )
+
+
+def _restructured(op: StructuralOp, entry: Entry) -> Entry:
+    """An operation on an entry that need not be a plain tensor."""
+    if not isinstance(entry, Tensor):
+        return entry._restructure(op)
+    return jagged.restructured(op, entry) if entry.is_nested else op.leaf(entry)
+
+
+def _fill(node: TensorDict, items: Any, path: Path, non_blocking: bool) -> None:
+    """Write the items of a mapping into a fresh node; the common ones are checked without a call.
+
+    Those are tensors under a str, and dicts of them, where no device moves them.
+    """
+    entries, batch, ndim = node._entries, node._batch_size, len(node._batch_size)
+    plain = node._device is None
+    seen: Size | None = None  # a shape that fits: leaves of one shape follow each other often
+    for name, value in items:
+        if type(name) is not str:
+            write.fill(node, {name: value}, path, non_blocking)
+            continue
+        kind = type(value)
+        if plain and kind is Tensor:
+            if ndim:
+                shape = value.shape
+                if shape == seen or shape[:ndim] == batch:
+                    seen = shape
+                    entries[name] = value
+                    continue
+            else:
+                entries[name] = value
+                continue
+        elif plain and kind is dict:
+            child = TensorDict._new({}, batch, node._dim_names, None)
+            _fill(child, value.items(), (*path, name), non_blocking)
+            entries[name] = child
+            continue
+        entries[name] = write.entry_of(node, value, (*path, name), non_blocking)

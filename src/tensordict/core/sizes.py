@@ -23,13 +23,14 @@ def as_size(value: Any, where: str = "batch_size") -> Size:
     >>> as_size(3), as_size([2, 3]), as_size(None)
     (torch.Size([3]), torch.Size([2, 3]), torch.Size([]))
     """
-    if type(value) is Size:
+    kind = type(value)
+    if kind is Size:
         return value
     if value is None:
         return EMPTY
     if isinstance(value, int) and not isinstance(value, bool):
         return Size([value])
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+    if kind is not list and (isinstance(value, (str, bytes)) or not isinstance(value, Iterable)):
         raise EntryTypeError(
             f"Cannot read {where}: expected an int, a sequence of ints or a torch.Size, "
             f"got {value!r} of type {type(value).__name__}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -31,7 +32,7 @@ from ..errors import EntryTypeError, StructureError, table_of
 from . import update
 from .inplace import write_each
 from .metadata import check_names
-from .operands import groups, run_grouped
+from .operands import at_hand, groups, run_grouped
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -137,15 +138,12 @@ class ApplyMethods(Node):
         >>> td.apply(lambda x: x + 1 if x.is_floating_point() else None)["b"]
         tensor(3.)
         """
-        if not options:
-            if not others and not inplace and out is None and not propagate_lock:
-                node = snapshot(self)
-                xs = leaves(node)
-                ys = [fn(x) for x in xs]
-                return node._rebuild(iter(ys)) if _alike(xs, ys) else _assembled(node, ys, _DEFAULT)
-            request = _DEFAULT
-        else:
-            request = _request(**options)
+        if not options and out is None and not propagate_lock:
+            frame, xs = taken_apart(self)
+            columns = _columns(self, frame, others) if others else []
+            if columns is not None:
+                return _finished(self, frame, xs, list(map(fn, xs, *columns)), inplace)
+        request = _request(**options) if options else _DEFAULT
         return _run(self, fn, others, request, inplace, out, propagate_lock)
 
     def named_apply(
@@ -170,6 +168,11 @@ class ApplyMethods(Node):
         a
         ('n', 'b')
         """
+        if not options and out is None and not propagate_lock:
+            frame, xs = taken_apart(self)
+            columns = _columns(self, frame, others)
+            if columns is not None:
+                return _finished(self, frame, xs, list(map(fn, frame, xs, *columns)), inplace)
         request = _request(keys=nested_keys, **options)
         return _run(self, fn, others, request, inplace, out, propagate_lock)
 
@@ -274,6 +277,28 @@ def _request(
 _DEFAULT = _request()
 
 
+def _columns(node: Node, frame: Any, others: Sequence[Any]) -> list[list[Tensor]] | None:
+    """The leaves of other trees in the order of a flat one, where that takes no search; else None."""
+    if type(frame) is not dict:
+        return None
+    out = [at_hand(node, frame, other) for other in others]
+    return out if all(type(column) is list for column in out) else None
+
+
+def _finished(node: Any, frame: Any, xs: Sequence[Tensor], ys: list[Any], inplace: bool) -> Any:
+    """The tree of the results of one call for each leaf, or self with the results written."""
+    # Without a device it does not matter where a tensor is.
+    flat = type(frame) is dict and node._device is None
+    if not inplace and (_like_shapes(xs, ys) if flat else _alike(xs, ys)):
+        return put_together(node, frame, ys)
+    source = node._like(frame) if type(frame) is dict else frame
+    if not inplace:
+        return _assembled(source, ys, _DEFAULT)
+    if not all(map(is_, xs, ys)):
+        _write(source, ys, _DEFAULT)
+    return node
+
+
 def _run(
     node: Any,
     fn: Callable[..., Any],
@@ -358,12 +383,23 @@ def _called(fn: Callable[..., Any], calls: list[tuple[Any, ...]], num_threads: i
         return list(pool.map(lambda args: fn(*args), calls))
 
 
+def _like_shapes(xs: Sequence[Tensor], ys: Sequence[Any]) -> bool:
+    """`_alike` for plain tensors, whatever their devices."""
+    return set(map(type, ys)) == _ONLY_TENSORS and list(map(_shape, xs)) == list(map(_shape, ys))
+
+
+_ONLY_TENSORS = {Tensor}
+_shape = attrgetter("shape")
+
+
 def _alike(xs: Sequence[Tensor], ys: Sequence[Any]) -> bool:
     """Whether results can take the place of the leaves as they are."""
     if len(xs) != len(ys):
         return False
     for x, y in zip(xs, ys):
-        if not isinstance(y, Tensor) or y.shape != x.shape or y.device != x.device:
+        if not isinstance(y, Tensor) or y.shape != x.shape:
+            return False
+        if not (x.is_cpu and y.is_cpu) and y.device != x.device:  # comparing devices costs more
             return False
     return True
 

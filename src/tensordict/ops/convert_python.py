@@ -414,6 +414,13 @@ class PythonMethods(Node):
         [{'a': 0}, {'a': 1}]
         """
         if self._batch_size:
+            simple = convert_nodes and len(self._batch_size) == 1 and not self._may_lack
+            frame = self._flat_tensors() if simple else None
+            if frame is not None:  # each leaf is cut once, and the rows need no node
+                cut = Tensor.tolist if convert_tensors else torch.unbind
+                columns = zip(*map(cut, frame.values()))
+                out = [dict(zip(frame, row)) for row in columns]
+                return LinkedList(out) if as_linked_list else out
             rows: Any = self._rows()
             out = [
                 row.tolist(

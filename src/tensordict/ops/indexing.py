@@ -23,6 +23,7 @@ from .bits import AS_INTEGERS, bits
 _FULL = slice(None)
 _TRUTH = (bool, np.bool_)
 _MASKS = (torch.bool, torch.uint8)
+_ONLY_INTS = {int}
 _FEW = 64  # so many positions Python compares faster than torch
 
 
@@ -38,21 +39,21 @@ class Index(StructuralOp):
         is_view: whether the rows of a tensor are a view of it.
     """
 
-    __slots__ = ("is_view", "ndim", "out", "parts")
+    __slots__ = ("is_view", "key", "ndim", "out", "parts")
 
     keeps_lock = False
 
     parts: tuple[Any, ...]
+    key: Any
     ndim: int
     out: Size
     is_view: bool
 
     def __init__(self, parts: tuple[Any, ...], batch: Size) -> None:
         self.parts = parts
+        self.key = parts[0] if len(parts) == 1 else parts  # torch reads a bare item faster
         self.ndim = len(batch)
-        out = _view_size(parts, batch)
-        self.is_view = out is not None
-        self.out = _proxy_size(parts, batch) if out is None else out
+        self.out, self.is_view = _size_after(parts, batch)
 
     def size(self, batch: Size) -> Size:
         return self.out if len(batch) == self.ndim else self.out + batch[self.ndim :]
@@ -61,7 +62,8 @@ class Index(StructuralOp):
         return named([*_result_names(self.parts, names[: self.ndim]), *names[self.ndim :]])
 
     def leaf(self, x: Tensor) -> Tensor:
-        return x[self.parts]
+        out: Tensor = x[self.key]
+        return out
 
     def write(self, target: Tensor, value: Tensor) -> None:
         """Write a value of its dtype and device that broadcasts to the rows of one tensor."""
@@ -91,54 +93,49 @@ class Select(Index):
 
     def __init__(self, row: int, batch: Size) -> None:
         self.parts = (row,)
-        self.row = row
+        self.key = self.row = row
         self.ndim = len(batch)
         self.out = batch[1:]
         self.is_view = True
-
-    def leaf(self, x: Tensor) -> Tensor:
-        return x[self.row]
 
 
 class Span(Index):
     """A slice of the first batch dimension."""
 
-    __slots__ = ("span",)
+    __slots__ = ()
 
     def __init__(self, span: slice, batch: Size) -> None:
         self.parts = (span,)
-        self.span = span
+        self.key = span
         self.ndim = len(batch)
         self.out = Size([_length(span, batch[0]), *batch[1:]])
         self.is_view = True
-
-    def leaf(self, x: Tensor) -> Tensor:
-        return x[self.span]
 
 
 class Rows(Index):
     """Rows of one batch dimension by a tensor of positions that were checked."""
 
-    __slots__ = ("dim", "flat", "index")
+    __slots__ = ("dim", "flat", "index", "on_cpu")
 
     def __init__(self, index: Tensor, dim: int, batch: Size) -> None:
         self.parts = (*[_FULL] * dim, index)
+        self.key = self.parts if dim else index
         self.index = index
         self.flat = index if index.ndim == 1 else index.reshape(-1)
+        self.on_cpu = index.is_cpu  # comparing devices costs more
         self.dim = dim
         self.ndim = len(batch)
         self.out = batch[:dim] + index.shape + batch[dim + 1 :]
         self.is_view = False
 
     def leaf(self, x: Tensor) -> Tensor:
-        dim, flat = self.dim, self.flat
-        if flat.device != x.device:
+        dim, flat, index = self.dim, self.flat, self.index
+        if not (self.on_cpu and x.is_cpu) and flat.device != x.device:
             flat = flat.to(x.device)
         out = x.index_select(dim, flat)  # several times faster than x[rows]
-        index = self.index
-        return (
-            out if index.ndim == 1 else out.view(*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
-        )
+        if flat is index or index.ndim == 1:
+            return out
+        return out.view(*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
 
     def copy(self, target: Tensor, value: Tensor) -> None:
         if target.dtype in AS_INTEGERS:
@@ -170,9 +167,13 @@ def normal(index: Any, batch: Size) -> Index:
         return Select(index, batch)
     if kind is slice and batch:
         return Span(index, batch)
+    if (kind is Tensor or kind is list) and batch:
+        rows = _simple_rows(index, batch[0])
+        if rows is not None:
+            return Rows(rows, 0, batch)
     parts, tensors = _expanded(index, batch)
     if tensors:
-        parts = _without_masks(parts, batch)
+        parts = _checked(parts, batch)
         op = _one_tensor(parts, batch)
         if op is not None:
             return op
@@ -215,17 +216,25 @@ def positions(rows: Tensor, n: int) -> Tensor:
     """
     if traced(rows):  # its values cannot be read: torch itself checks, per leaf
         return rows
-    rows = rows.long()
-    if not rows.numel():
+    return _within(rows if rows.dtype is torch.int64 else rows.long(), n)
+
+
+def _within(rows: Tensor, n: int) -> Tensor:
+    """`positions` of int64 whose values can be read."""
+    count = rows.numel()
+    if not count:
         return rows
-    if rows.device.type != "cpu":  # looking would wait for the device; its kernels check
+    if not rows.is_cpu:  # looking would wait for the device; its kernels check
         return torch.where(rows < 0, rows + n, rows)
-    if rows.numel() <= _FEW:
-        numbers = rows.reshape(-1).tolist()
-        first, last = min(numbers), max(numbers)
-    else:
-        low, high = torch.aminmax(rows)
-        first, last = int(low), int(high)
+    if count <= _FEW:
+        numbers = rows.tolist() if rows.ndim == 1 else rows.reshape(-1).tolist()
+        return _wrapped(rows, min(numbers), max(numbers), n)
+    low, high = torch.aminmax(rows)
+    return _wrapped(rows, int(low), int(high), n)
+
+
+def _wrapped(rows: Tensor, first: int, last: int, n: int) -> Tensor:
+    """Positions of which ``first`` and ``last`` are the smallest and the largest."""
     if first < -n or last >= n:
         raise DimError(
             f"index {first if first < -n else last} is out of range for a batch dimension of size "
@@ -239,13 +248,35 @@ def traced(x: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or type(x) is not Tensor
-        or x.device.type == "meta"
+        or x.is_meta
         or torch._C._len_torch_dispatch_stack() > 0  # a mode that fakes results
         or torch._C._functorch.is_functorch_wrapped_tensor(x)
     )
 
 
 # --- normal form -----------------------------------------------------------------------
+
+
+def _simple_rows(index: Any, n: int) -> Tensor | None:
+    """The rows of the common indices of one dimension, checked: ints in a list or a tensor, a mask.
+
+    None for every other list or tensor.
+    """
+    if type(index) is list:
+        if set(map(type, index)) != _ONLY_INTS:
+            return None
+        try:
+            rows = torch.tensor(index)
+        except RuntimeError:  # beyond 64 bits
+            return None
+        return _wrapped(rows, min(index), max(index), n)
+    if index.ndim != 1 or traced(index):
+        return None
+    if index.dtype is torch.int64:
+        return _within(index, n)
+    if index.dtype is torch.bool and index.shape[0] == n:
+        return index.nonzero(as_tuple=True)[0]
+    return None
 
 
 def _one_tensor(parts: tuple[Any, ...], batch: Size) -> Rows | None:
@@ -258,7 +289,7 @@ def _one_tensor(parts: tuple[Any, ...], batch: Size) -> Rows | None:
             at = i
         elif type(part) is not slice or part != _FULL:
             return None
-    return None if at < 0 else Rows(positions(parts[at], batch[at]), at, batch)
+    return None if at < 0 else Rows(parts[at], at, batch)
 
 
 def _expanded(index: Any, batch: Size) -> tuple[tuple[Any, ...], bool]:
@@ -342,12 +373,15 @@ def _array(item: Any) -> Tensor:
     return tensor.long() if not tensor.numel() and tensor.dtype is torch.float32 else tensor
 
 
-def _without_masks(parts: tuple[Any, ...], batch: Size) -> tuple[Any, ...]:
-    """Masks as positions, where their values can be read."""
+def _checked(parts: tuple[Any, ...], batch: Size) -> tuple[Any, ...]:
+    """Masks as positions, and positions checked, where their values can be read."""
     out: list[Any] = []
     dim = 0
     for part in parts:
-        if isinstance(part, Tensor) and part.dtype is torch.bool:
+        if not isinstance(part, Tensor):
+            out.append(part)
+            dim += part is not None and type(part) is not bool
+        elif part.dtype is torch.bool:
             shape = batch[dim : dim + part.ndim]
             if part.shape != shape:
                 raise DimError(
@@ -360,14 +394,16 @@ def _without_masks(parts: tuple[Any, ...], batch: Size) -> tuple[Any, ...]:
             else:  # looked for once, not once for each leaf
                 out.extend(part.nonzero(as_tuple=True))
         else:
-            out.append(part)
-            dim += part is not None and type(part) is not bool
+            out.append(positions(part, batch[dim]))
+            dim += 1
     return tuple(out)
 
 
-def _view_size(parts: Sequence[Any], batch: Size) -> Size | None:
-    """The batch size after ints, slices and None; None when there are other parts."""
+def _size_after(parts: Sequence[Any], batch: Size) -> tuple[Size, bool]:
+    """The batch size after an index, and whether what it gives are views."""
     out: list[int] = []
+    picked: list[Size] = []
+    places: set[int] = set()  # where in ``out`` the tensors stand
     dim = 0
     for part in parts:
         if part is None:
@@ -379,9 +415,18 @@ def _view_size(parts: Sequence[Any], batch: Size) -> Size | None:
             if not -batch[dim] <= part < batch[dim]:
                 raise _out_of_range(part, dim, batch)
             dim += 1
+        elif isinstance(part, Tensor) and part.dtype is not torch.bool:
+            picked.append(part.shape)
+            places.add(len(out))
+            dim += 1
         else:
-            return None
-    return Size([*out, *batch[dim:]])
+            return _proxy_size(parts, batch), False
+    if picked:
+        same = all(shape == picked[0] for shape in picked)
+        # Tensors side by side: their dimensions stand there, else in front.
+        at = places.pop() if len(places) == 1 else 0
+        out[at:at] = picked[0] if same else torch.broadcast_shapes(*picked)
+    return Size([*out, *batch[dim:]]), not picked
 
 
 def _length(part: slice, n: int) -> int:

@@ -23,13 +23,14 @@ from ..core.node import Entry, Node
 from ..core.sizes import EMPTY, insert, wrap_dim, wrap_dims
 from ..core.structural import DimNames, StructuralOp, named
 from ..core.torch_function import implements
-from ..core.traverse import DESCEND, has_stack, leaves, nodes, zip_map
+from ..core.traverse import DESCEND, has_stack, leaves, taken_apart, zip_map
 from ..errors import EntryTypeError, ShapeError
-from .operands import grouped, run_grouped
+from .operands import grouped, groups, run_grouped
 from .shape import Expand
 from .table import Reduction, Scan, defaults, extra
 
 Dims: TypeAlias = "int | tuple[int, ...] | str | None"
+flatten_dense_tensors = torch._utils._flatten_dense_tensors
 # fn(x, dims, keepdim): one tensor reduced over dimensions counted from the front.
 Fold: TypeAlias = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
@@ -47,14 +48,18 @@ class ReductionMethods(Node):
         True
         """
         if dim is None:
-            return all(bool(x.all()) for x in leaves(self))
+            xs = leaves(self)
+            joint = _in_one(xs)
+            return all(bool(x.all()) for x in xs) if joint is None else bool(joint.all())
         _refuse_empty("all", dim)
         return reduced(self, lambda x, dims, keep: torch.all(x, dims, keep), dim, keepdim)
 
     def any(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
         """Whether some element of some leaf is true: a bool; with ``dim``, a tensordict."""
         if dim is None:
-            return any(bool(x.any()) for x in leaves(self))
+            xs = leaves(self)
+            joint = _in_one(xs)
+            return any(bool(x.any()) for x in xs) if joint is None else bool(joint.any())
         _refuse_empty("any", dim)
         return reduced(self, lambda x, dims, keep: torch.any(x, dims, keep), dim, keepdim)
 
@@ -79,6 +84,12 @@ class ReductionMethods(Node):
         tensor(5.)
         """
         norm = torch.linalg.vector_norm
+        frame, xs = taken_apart(self)
+        if type(frame) is dict and groups(frame, xs):
+            options = {} if dtype is None else {"dtype": dtype}
+            norms = run_grouped(torch._foreach_norm, norm, xs, p, **options)
+            result = self._like(dict(zip(frame, norms)), EMPTY, None)
+            return _finished(result, key_transform, out)
         if has_stack(self):  # by key: the rows of an entry have one norm
             return _finished(
                 reduced(self, lambda x, dims, keep: norm(x, p, dtype=dtype)), key_transform, out
@@ -93,6 +104,21 @@ class ReductionMethods(Node):
         return _finished(result, key_transform, out)
 
 
+def _in_one(xs: Sequence[Tensor]) -> Tensor | None:
+    """The elements of small leaves as one tensor, to be looked at once; None where it does not pay.
+
+    Looking costs a call for each tensor, and on an accelerator a wait.
+    """
+    if not grouped(xs) or sum(map(Tensor.numel, xs)) > _SMALL:
+        return None
+    if len({(x.dtype, x.device) for x in xs}) > 1 or xs[0].is_complex():
+        return None
+    return flatten_dense_tensors(xs)
+
+
+_SMALL = 65536
+
+
 class Reduce(StructuralOp):
     """Dimensions reduced.
 
@@ -100,17 +126,26 @@ class Reduce(StructuralOp):
         fold: how to reduce one tensor.
         dims: batch dimensions, None for every dimension of every leaf.
         keepdim: whether reduced dimensions stay, of size 1.
+        direct: the same on one tensor, for torch functions that read a number, or nothing,
+            faster than a tuple of dimensions.
     """
 
-    __slots__ = ("dims", "fold", "keepdim")
+    __slots__ = ("dims", "direct", "fold", "keepdim")
 
     keeps_lock = False
     moves_rows = False
 
-    def __init__(self, fold: Fold, dims: tuple[int, ...] | None, keepdim: bool) -> None:
+    def __init__(
+        self,
+        fold: Fold,
+        dims: tuple[int, ...] | None,
+        keepdim: bool,
+        direct: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.fold = fold
         self.dims = dims
         self.keepdim = keepdim
+        self.direct = direct
 
     def size(self, batch: Size) -> Size:
         if self.dims is None:
@@ -128,6 +163,8 @@ class Reduce(StructuralOp):
         return named(left)
 
     def leaf(self, x: Tensor) -> Tensor:
+        if self.direct is not None:
+            return self.direct(x)
         dims = tuple(range(x.ndim)) if self.dims is None else self.dims
         return self.fold(x, dims, self.keepdim)
 
@@ -209,7 +246,7 @@ def together(node: Any, fold: Fold, dim: Dims, keepdim: bool, name: str) -> Tens
         node = node.to_tensordict()  # by key: dimensions are those of the entries
     xs = _some(node, name)
     if dim is None:
-        return fold(torch.cat([x.reshape(-1) for x in xs]), (0,), False)
+        return fold(_flat(xs), (0,), False)
     if dim == "feature":
         batch = node._batch_size
         n = len(batch)
@@ -223,6 +260,13 @@ def together(node: Any, fold: Fold, dim: Dims, keepdim: bool, name: str) -> Tens
             f"{sorted(list(x.shape) for x in xs)}. Use dim='feature' or no dim."
         )
     return fold(torch.cat(list(xs), dims[0]), dims, keepdim)
+
+
+def _flat(xs: Sequence[Tensor]) -> Tensor:
+    """The elements of leaves one after the other."""
+    if grouped(xs) and len({x.dtype for x in xs}) == 1:
+        return flatten_dense_tensors(xs)
+    return torch.cat([x.reshape(-1) for x in xs])
 
 
 def _some(node: Node, name: str) -> list[Tensor]:
@@ -330,6 +374,7 @@ def reduction(row: Reduction) -> dict[str, Callable[..., Any]]:
 
 def _plain(row: Reduction) -> Callable[..., Any]:
     name, batch, folds = row.name, row.batch, _folds(row)
+    fn = getattr(torch, name)
 
     def method(
         self: Any,
@@ -345,10 +390,17 @@ def _plain(row: Reduction) -> Callable[..., Any]:
             dim = tuple(range(len(self._batch_size)))
             if not dim:
                 raise ShapeError(f"Cannot {name}: the tensordict has no batch dimension.")
-        fold = folds(**kwargs)
         if reduce:
-            return together(self, fold, dim, keepdim, name)
-        result = _renamed(reduced(self, fold, dim, keepdim), key_transform)
+            return together(self, folds(**kwargs), dim, keepdim, name)
+        fold = folds(**kwargs)
+        if kwargs or keepdim or not (dim is None or type(dim) is int):
+            result = reduced(self, fold, dim, keepdim)
+        elif dim is None:
+            result = self._restructure(Reduce(fold, None, False, fn))
+        else:
+            d = wrap_dim(dim, len(self._batch_size))
+            result = self._restructure(Reduce(fold, (d,), False, lambda x: fn(x, d)))
+        result = _renamed(result, key_transform)
         return result if out is None else out.copy_(result)
 
     return method
@@ -412,7 +464,7 @@ def _with_indices(row: Reduction) -> Callable[..., Any]:
     ) -> Any:
         if _none_if_empty(dim) is None and not keepdim:
             if reduce:
-                return fn(torch.cat([x.reshape(-1) for x in _some(self, name)]))
+                return fn(_flat(_some(self, name)))
             return reduced(self, lambda x, dims, keep: fn(x))
         fold = folds()
         if reduce:
@@ -420,14 +472,16 @@ def _with_indices(row: Reduction) -> Callable[..., Any]:
             return made(tuple(pair)) if return_indices else pair[0]
         if not return_indices:
             return reduced(self, lambda x, dims, keep: fold(x, dims, keep)[0], dim, keepdim)
-        if dim == "feature" or any(part._members() is not None for part in nodes(self)):
+        if dim == "feature" or has_stack(self):
             # Leaves are not visited in the order in which the result holds them.
             first = reduced(self, lambda x, dims, keep: fold(x, dims, keep)[0], dim, keepdim)
             return made((first, reduced(self, lambda x, d, k: fold(x, d, k)[1], dim, keepdim)))
         indices: list[Tensor] = []
+        plain = type(dim) is int and not keepdim
+        d = wrap_dim(dim, len(self._batch_size)) if plain else 0  # type: ignore[arg-type]
 
         def values(x: Tensor, dims: tuple[int, ...], keep: bool) -> Tensor:
-            value, index = fold(x, dims, keep)
+            value, index = fn(x, d) if plain else fold(x, dims, keep)
             indices.append(index)
             return value
 
@@ -447,6 +501,8 @@ def scan(row: Scan) -> dict[str, Callable[..., Any]]:
 
         def method(self: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
             d = wrap_dim(dim, len(self._batch_size))
+            if not args and not kwargs:
+                return self._restructure(Along(fn, d))
             given = extra(params, args, kwargs)
             return self._restructure(Along(lambda x, d: fn(x, d, **given), d))
 
