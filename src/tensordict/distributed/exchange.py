@@ -115,6 +115,19 @@ def reshard(
     >>> LoopbackGroup(2).run(main)
     [[0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]
     """
+    run = begin(plan, group, options)
+    if run is None:
+        return Pending(lambda: None, "reshard of other ranks")
+    # Hooks of modules run here, and so do the queues that the tensors wait in.
+    held = Held.of(td, out)
+    return Pending(lambda: run.do(held, out), f"reshard on rank {run.rank}")
+
+
+def begin(plan: ReshardPlan, group: Any, options: Mapping[str, Any]) -> Run | None:
+    """The part of this rank in a reshard, ``None`` where it has none.
+
+    Its place among the reshards of the group is that of this call.
+    """
     known = set(RunOptions.__annotations__)
     if not set(options) <= known:
         raise TypeError(f"Cannot reshard with {sorted(set(options) - known)}. Expected {known}.")
@@ -122,16 +135,11 @@ def reshard(
     members = _members(plan, transport, group)
     tag = _next_tag(transport)
     me = next((rank for rank, local in members.items() if local == transport.rank), None)
-    if me is None:
-        return Pending(lambda: None, "reshard of other ranks")
-    run = _Run(plan, me, members, transport, tag, options)
-    # Hooks of modules run here, and so do the queues that the tensors wait in.
-    held = _Held.of(td, out)
-    return Pending(lambda: run.do(held, out), f"reshard on rank {me}")
+    return None if me is None else Run(plan, me, members, transport, tag, options)
 
 
 @dataclass(slots=True)
-class _Held:
+class Held:
     """What a rank passed in: tensors by name, or why there are none."""
 
     sources: dict[str, Tensor] = field(default_factory=dict)
@@ -140,8 +148,8 @@ class _Held:
     error: Exception | None = None
 
     @staticmethod
-    def of(td: Any, out: Any) -> _Held:
-        held = _Held()
+    def of(td: Any, out: Any) -> Held:
+        held = Held()
         try:
             held.sources, held.targets = tensors_of(td), tensors_of(out)
             devices = {x.device for x in (*held.sources.values(), *held.targets.values())}
@@ -201,7 +209,7 @@ class _Flight:
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """One rank's part in one reshard."""
 
     plan: ReshardPlan
@@ -218,7 +226,7 @@ class _Run:
     given_up: bool = False
     progress: int = 0
 
-    def do(self, held: _Held, out: Any) -> Any:
+    def do(self, held: Held, out: Any) -> Any:
         """Run the plan; the result of the handle."""
         self.report = Report(bytes.fromhex(self.plan.hash))
         space: Workspace | None = None
@@ -265,46 +273,19 @@ class _Run:
     # --- before -----------------------------------------------------------------------
 
     def _check(
-        self, held: _Held, writes: bool
+        self, held: Held, writes: bool
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, str]]]:
         """Local tensors of both sides, and all that does not fit the plan."""
         problems: list[tuple[str, str]] = []
         needed = {name: x for name, x in self.plan.src.items() if x.has_rank(self.rank)}
-        sources = self._fitting(held.sources, needed, "the source", problems)
+        sources = fitting(self.rank, held.sources, needed, "the source", problems)
         targets: dict[str, Tensor] = {}
         if writes:
             wanted = {name: x for name, x in self.plan.dst.items() if x.has_rank(self.rank)}
-            targets = self._fitting(held.targets, wanted, "out", problems)
+            targets = fitting(self.rank, held.targets, wanted, "out", problems)
             if self.options.get("partial"):
                 problems += _shared(sources, targets)
         return sources, targets, problems
-
-    def _fitting(
-        self,
-        tensors: Mapping[str, Tensor],
-        layouts: Mapping[str, Layout],
-        where: str,
-        problems: list[tuple[str, str]],
-    ) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for name, layout in layouts.items():
-            tensor = tensors.get(name)
-            if tensor is None:
-                problems.append((name, f"missing in {where}"))
-                continue
-            local = found[name] = local_tensor(tensor)
-            shape = layout.local_shape(self.rank)
-            if tuple(local.shape) != shape:
-                text = f"local shape {list(shape)} in the plan, {list(local.shape)} in {where}"
-                problems.append((name, text))
-            if local.dtype is not layout.dtype and layout.dtype is not None:
-                text = (
-                    f"{dtype_name(layout.dtype)} in the plan, {dtype_name(local.dtype)} in {where}"
-                )
-                problems.append((name, text))
-            if local.layout is not torch.strided:
-                problems.append((name, f"a tensor of layout {local.layout} in {where}"))
-        return found
 
     # --- payload ----------------------------------------------------------------------
 
@@ -542,6 +523,33 @@ class _Run:
         if out is not None:
             return out
         return tree_of(results) if results else None
+
+
+def fitting(
+    rank: int,
+    tensors: Mapping[str, Tensor],
+    layouts: Mapping[str, Layout],
+    where: str,
+    problems: list[tuple[str, str]],
+) -> dict[str, Tensor]:
+    """The local tensors that layouts ask for; adds to ``problems`` what does not fit."""
+    found: dict[str, Tensor] = {}
+    for name, layout in layouts.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            problems.append((name, f"missing in {where}"))
+            continue
+        local = found[name] = local_tensor(tensor)
+        shape = layout.local_shape(rank)
+        if tuple(local.shape) != shape:
+            text = f"local shape {list(shape)} in the plan, {list(local.shape)} in {where}"
+            problems.append((name, text))
+        if local.dtype is not layout.dtype and layout.dtype is not None:
+            text = f"{dtype_name(layout.dtype)} in the plan, {dtype_name(local.dtype)} in {where}"
+            problems.append((name, text))
+        if local.layout is not torch.strided:
+            problems.append((name, f"a tensor of layout {local.layout} in {where}"))
+    return found
 
 
 def _shared(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> list[tuple[str, str]]:
