@@ -151,6 +151,7 @@ def golden_tree() -> TensorDict:
         names=["t"],
     )
     td["tied"] = td["w"]
+    td["n"].names = None
     return td
 
 

@@ -321,3 +321,11 @@ def test_a_dtype_is_a_policy():
     assert convert_module(nn.Linear(1, 1), torch.bfloat16).weight.dtype is torch.bfloat16
     with pytest.raises(EntryTypeError, match="expected a CastPolicy or a dtype"):
         convert(TensorDict(), 3)
+
+
+def test_ragged_leaves_are_cast_by_a_policy():
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    td = TensorDict({"rows": rows, "x": torch.ones(2)}, batch_size=[2])
+    out, report = convert(td, CastPolicy(default="bf16"), report=True)
+    assert report.nbytes_before == 2 * report.nbytes_after == 4 * 7
+    assert out["rows"].dtype is torch.bfloat16 and out["rows"].unbind()[1].tolist() == [1, 1, 1]

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from .._typing import DeviceLike
 from ..core.devices import as_device
 from ..core.node import Node
-from ..core.registry import node_class
 from . import protocol, wire
+from .arrival import Cast
 from .endpoint import endpoint_of
 from .link import Request
 from .packing import PACK_BELOW
 from .pending import Pending
-from .receive import Into, New, Target
+from .receive import Into, New, Target, bundled
 from .transport import TorchTransport, Transport, group_rank
 from .wire import Checksum, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Unpack
 
@@ -35,8 +35,9 @@ class Options(TypedDict, total=False):
             the receiver confirms after it has verified the payload.
         pack_below: leaves of fewer bytes travel in one packed message; 65536 by default.
         limits: what this rank accepts from the peer.
-        policy: a `tensordict.placement.CastPolicy` by which a sender casts the leaves; the
-            receiver's have the resulting dtypes.
+        policy: a `tensordict.placement.CastPolicy` by which a sender casts the leaves before
+            they travel, or a receiver when they have arrived (``LossyCast`` is then raised by
+            the receiver alone); ``out`` has the resulting dtypes.
         transport: what to send with instead of a process group.
     """
 
@@ -86,13 +87,16 @@ def target_of(
     return New(None if device is None else as_device(device), mesh=mesh)
 
 
-def bundled(td: Any) -> tuple[Any, int]:
-    """One tensordict that carries a list of them, and how many; anything else as it is."""
-    if not isinstance(td, (list, tuple)):
-        return td, 0
-    header: dict[str, Any] = {"batch_size": [], "device": None, "names": None}
-    entries = {str(k): part for k, part in enumerate(td)}
-    return node_class("dense")._from_header(header, entries), len(td)
+def _receiver(
+    out: Any, node: Node | None, device: DeviceLike | None, request: Request, **how: Any
+) -> Callable[[], Any]:
+    """What receives, and casts by the policy of the request when there is one."""
+    if request.policy is None:
+        target = target_of(node, device, **how)
+        return lambda: protocol.run_recv(request, target)
+    cast = Cast(request.policy, node, mesh=how["mesh"])
+    where = None if device is None else as_device(device)
+    return lambda: cast.finish(protocol.run_recv(request, cast), out, where)
 
 
 def send(
@@ -197,7 +201,7 @@ def recv(
     """
     node, n = bundled(out)
     request = request_of(group, src, group_src, init_tag, options, n)
-    return protocol.run_recv(request, target_of(node, device, atomic=atomic, mesh=mesh))
+    return _receiver(out, node, device, request, atomic=atomic, mesh=mesh)()
 
 
 def irecv(
@@ -219,9 +223,8 @@ def irecv(
     """
     node, n = bundled(out)
     request = request_of(group, src, group_src, init_tag, options, n)
-    target = target_of(node, device, atomic=atomic, mesh=mesh)
-    what = f"receive from {request.transport.name_of(request.peer)}"
-    return Pending(lambda: protocol.run_recv(request, target), what)
+    receive = _receiver(out, node, device, request, atomic=atomic, mesh=mesh)
+    return Pending(receive, f"receive from {request.transport.name_of(request.peer)}")
 
 
 def sendrecv(
@@ -240,12 +243,13 @@ def sendrecv(
         td: what to send.
         dst, src: ranks in the world; they may be the same.
         out: where to receive, see `recv`.
-        group, init_tag, **options: see `send`.
+        group, init_tag, **options: see `send`; ``policy`` is for what is sent.
 
     Returns:
         ``out``, or a new tensordict.
     """
     sending = isend(td, dst, group=group, init_tag=init_tag, **options)
+    options["policy"] = None
     try:
         return recv(src, out=out, group=group, init_tag=init_tag, **options)
     finally:

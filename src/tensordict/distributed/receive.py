@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.leaf import Leaf
 from ..core.lock import touched
 from ..core.node import Node
-from ..core.registry import known_node
+from ..core.registry import known_node, node_class
 from ..errors import SchemaMismatch, TransferError
 from ..storage.buffer import fill
 from . import composite
@@ -53,6 +53,15 @@ class Target(Protocol):
     def mismatch(self, entry: Known, link: Link) -> Exception | None: ...
 
     def landing(self, entry: Known, values_nbytes: int) -> Landing: ...
+
+
+def bundled(td: Any) -> tuple[Any, int]:
+    """One tensordict that carries a list of them, and how many; anything else as it is."""
+    if not isinstance(td, (list, tuple)):
+        return td, 0
+    header: dict[str, Any] = {"batch_size": [], "device": None, "names": None}
+    entries = {str(k): part for k, part in enumerate(td)}
+    return node_class("dense")._from_header(header, entries), len(td)
 
 
 # --- a new tensordict ---------------------------------------------------------------------
@@ -197,11 +206,17 @@ class Into:
 
     def mismatch(self, entry: Known, link: Link) -> Exception | None:
         """The error that lists every path that differs."""
-        assert self._entry is not None and self._described is not None
+        assert self._entry is not None
+        # A schema that is known is one object, so that equal ones need no comparison.
+        return self.refusal(self._entry.schema if self._entry is entry else entry.schema, link)
+
+    def refusal(self, sent: Schema, link: Link) -> Exception | None:
+        """The error that lists every path at which this tensordict is not of a structure."""
+        assert self._entry is not None
         rows: list[tuple[Any, str]] = []
-        if self._entry is not entry:
-            rows = differences(entry.schema, self._entry.schema)
-            rows += _tied_here(entry.schema, self._entry.schema)
+        if sent is not self._entry.schema:
+            rows = differences(sent, self._entry.schema)
+            rows += _tied_here(sent, self._entry.schema)
         rows += self._unwritable
         if not rows:
             return None

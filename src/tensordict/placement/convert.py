@@ -222,7 +222,7 @@ def _losses(td: Any, plan: MovePlan, policy: CastPolicy, scales: _Scales) -> lis
             counts = measure_cast(x, route.dtype, sample=policy.check == "sample")
         elif path in scales.make:
             possible = Loss.ROUNDING  # the scale takes care of the range
-        numel = plan.shapes[index].numel()
+        numel = plan.numel(index)
         measured.append(LeafLoss(path, route.src_dtype, route.dtype, numel, possible, counts))
     return measured
 

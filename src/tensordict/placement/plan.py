@@ -66,6 +66,7 @@ class MovePlan(PlanReport):
             again fast.  ``None`` for a plan that was read or turned round.
         staging: Host buffers for copies that leaves share.
         pack_below: Leaves of fewer bytes share a copy.
+        numels: The number of elements of each leaf, where the shapes do not tell (ragged leaves).
     """
 
     __slots__ = (
@@ -73,6 +74,7 @@ class MovePlan(PlanReport):
         "materialize",
         "outline",
         "non_blocking",
+        "numels",
         "pack_below",
         "_paths",
         "routes",
@@ -99,9 +101,11 @@ class MovePlan(PlanReport):
         staging: StagingPool | None = None,
         pack_below: int = PACK_BELOW,
         materialize: Callable[[Path, TensorAttrs], Tensor] | None = None,
+        numels: Sequence[int] | None = None,
     ) -> None:
         self._paths = None if paths is None else list(paths)
         self.shapes = list(shapes)
+        self.numels = numels
         self.routes = list(routes)
         self.distinct_routes = distinct(self.routes)
         self.ties = dict(ties or {})
@@ -287,6 +291,7 @@ class MovePlan(PlanReport):
             [back[route] for route in self.routes],
             self.ties,
             non_blocking=self.non_blocking,
+            numels=self.numels,
         )
 
     @classmethod

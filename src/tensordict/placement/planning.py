@@ -13,7 +13,7 @@ from .._typing import Path
 from ..core.leaf import NonTensorDataBase
 from ..core.node import Node
 from ..core.traverse import Outline, entries_with_path, leaves, outline_of, paths_in
-from ..device.kinds import MoveKind
+from ..device.kinds import PLAIN_TENSORS, MoveKind
 from ..device.staging import StagingPool
 from ..errors import EntryTypeError, SchemaMismatch, table_of
 from .attrs import TensorAttrs
@@ -130,6 +130,7 @@ def plan_moves(
         staging=staging,
         pack_below=pack_below,
         materialize=materialize,
+        numels=_numels(tensors),
     )
     keep_plan(td, key, plan, target, getattr(target, "_lock", None), policy)
     return plan
@@ -166,6 +167,13 @@ def _moving_ties(tensors: Sequence[Tensor], routes: Sequence[Route]) -> dict[int
         for i, first in found.items()
         if routes[moving[i]] == routes[moving[first]]
     }
+
+
+def _numels(tensors: Sequence[Tensor]) -> list[int] | None:
+    """The elements of each leaf when the shape of some leaf does not tell, as of ragged ones."""
+    if PLAIN_TENSORS.issuperset(map(type, tensors)):
+        return None
+    return [x.numel() for x in tensors] if any(x.is_nested for x in tensors) else None
 
 
 def _no_values(paths: Sequence[Path], routes: Sequence[Route]) -> NotImplementedError:

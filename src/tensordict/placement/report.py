@@ -33,6 +33,11 @@ class PlanReport:
     non_blocking: bool | None
     target_device: torch.device | None
     hidden: tuple[HiddenTensor, ...]
+    numels: Sequence[int] | None
+
+    def numel(self, index: int) -> int:
+        """The number of elements of the leaf at a position."""
+        return self.shapes[index].numel() if self.numels is None else self.numels[index]
 
     # --- totals --------------------------------------------------------------------
 
@@ -42,7 +47,7 @@ class PlanReport:
         out: dict[MoveKind, int] = {}
         for index, route in enumerate(self.routes):
             if index not in self.ties:
-                nbytes = self.shapes[index].numel() * route.dtype.itemsize
+                nbytes = self.numel(index) * route.dtype.itemsize
                 out[route.kind] = out.get(route.kind, 0) + nbytes
         return dict(sorted(out.items(), key=lambda item: item[0]))
 
@@ -73,7 +78,7 @@ class PlanReport:
     def nbytes(self, *, after: bool) -> int:
         """Bytes of all leaves before or after the moves, ties once."""
         return sum(
-            self.shapes[index].numel() * (route.dtype if after else route.src_dtype).itemsize
+            self.numel(index) * (route.dtype if after else route.src_dtype).itemsize
             for index, route in enumerate(self.routes)
             if index not in self.ties
         )
@@ -90,7 +95,7 @@ class PlanReport:
         total = 0
         for index, route in enumerate(self.routes):
             if route.moves and index not in self.ties and _same(route.device, where):
-                total += self.shapes[index].numel() * route.dtype.itemsize
+                total += self.numel(index) * route.dtype.itemsize
         return total
 
     def _moves(self) -> Iterable[Move]:
@@ -138,7 +143,7 @@ class PlanReport:
             row = totals.setdefault(route, [0, 0, 0])
             row[0] += 1
             if index not in self.ties:
-                numel = self.shapes[index].numel()
+                numel = self.numel(index)
                 row[1] += numel * route.src_dtype.itemsize
                 row[2] += numel * route.dtype.itemsize
         ordered = sorted(totals.items(), key=lambda item: (item[0].kind, route_text(item[0])))
