@@ -96,10 +96,12 @@ class ItemsView(ValuesView):
 class _Chosen:
     """What a view of several levels, of leaves alone, or in sorted order covers."""
 
+    __slots__ = ()
+
     _node: Node
     _include_nested: bool
     _leaves_only: bool
-    _is_leaf: IsLeaf
+    _is_leaf: IsLeaf | None  # None for `default_is_leaf`
     _sort: bool
 
     def __init__(
@@ -113,7 +115,7 @@ class _Chosen:
         self._node = node
         self._include_nested = include_nested
         self._leaves_only = leaves_only
-        self._is_leaf = is_leaf or default_is_leaf
+        self._is_leaf = is_leaf
         self._sort = sort
 
     def _pairs(self) -> list[tuple[NestedKey, Entry]]:
@@ -121,7 +123,7 @@ class _Chosen:
         if self._include_nested:
             _nested(self._node, (), self._leaves_only, self._is_leaf, pairs)
         elif self._leaves_only:
-            is_leaf = self._is_leaf
+            is_leaf = self._is_leaf or default_is_leaf
             pairs += [(k, e) for k, e in self._node._items() if is_leaf(type(e))]
         else:
             pairs += self._node._items()
@@ -131,11 +133,12 @@ class _Chosen:
 
     def _keys(self) -> list[NestedKey]:
         # By class: an entry of a stack is not read (it may be ragged) to be named.
-        node, is_leaf = self._node, self._is_leaf
+        node = self._node
         keys: list[NestedKey] = []
         if self._include_nested:
-            _nested_keys(node, (), self._leaves_only, is_leaf, keys)
+            _nested_keys(node, (), self._leaves_only, self._is_leaf, keys)
         elif self._leaves_only:
+            is_leaf = self._is_leaf or default_is_leaf
             keys += [name for name in node._names() if is_leaf(_class(node, name))]
         else:
             keys += node._names()
@@ -143,9 +146,33 @@ class _Chosen:
             keys.sort(key=_sort_key)
         return keys
 
+    def __len__(self) -> int:
+        if not self._include_nested or self._is_leaf is not None:
+            return len(self._keys())
+        # ``list(view)`` asks for the length first: it must not cost a second list of keys.
+        n = 0
+        todo = [self._node]
+        for node in todo:
+            if node._members() is not None:
+                return len(self._keys())
+            for entry in node._contents():
+                if isinstance(entry, Tensor):
+                    n += 1
+                elif isinstance(entry, Node):
+                    todo.append(entry)
+                    n += not self._leaves_only
+                elif not self._leaves_only or not isinstance(entry, NonTensorDataBase):
+                    n += 1
+        return n
+
+
+_SLOTS = ("_include_nested", "_is_leaf", "_leaves_only", "_sort")
+
 
 class ChosenKeysView(_Chosen, KeysView):
     """The keys of several levels, of leaves alone, or in sorted order."""
+
+    __slots__ = _SLOTS
 
     def __contains__(self, key: object) -> bool:
         if type(key) is str and not self._leaves_only:
@@ -158,34 +185,26 @@ class ChosenKeysView(_Chosen, KeysView):
         if not self._leaves_only:
             return True
         holder, rest = resolve(self._node, path)
-        return self._is_leaf(_class(holder, rest[0]))
+        return (self._is_leaf or default_is_leaf)(_class(holder, rest[0]))
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._keys())
 
-    def __len__(self) -> int:
-        return len(self._keys())
-
-
 class ChosenValuesView(_Chosen, ValuesView):
     """The entries of several levels, of leaves alone, or in sorted order of their keys."""
+
+    __slots__ = _SLOTS
 
     def __iter__(self) -> Iterator[Any]:
         return iter([entry for _, entry in self._pairs()])
 
-    def __len__(self) -> int:
-        return len(self._keys())
-
-
 class ChosenItemsView(_Chosen, ItemsView):
     """Pairs of key and entry of several levels, of leaves alone, or in sorted order."""
 
+    __slots__ = _SLOTS
+
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return iter(self._pairs())
-
-    def __len__(self) -> int:
-        return len(self._keys())
-
 
 def _class(node: Node, name: str) -> type:
     cls = node._class_of(name)
@@ -194,7 +213,7 @@ def _class(node: Node, name: str) -> type:
 
 
 def _nested_keys(
-    node: Node, prefix: Path, leaves_only: bool, is_leaf: IsLeaf, out: list[NestedKey]
+    node: Node, prefix: Path, leaves_only: bool, is_leaf: IsLeaf | None, out: list[NestedKey]
 ) -> None:
     """Append the keys below a node in the form shown to users, children before their parent."""
     # Entries of a stack are asked for their class alone: reading one builds it, or fails.
@@ -202,11 +221,11 @@ def _nested_keys(
     pairs: Any = ((name, None) for name in node._names()) if ragged else node._items()
     for name, entry in pairs:
         key: NestedKey = (*prefix, name) if prefix else name
-        if isinstance(entry, Tensor):
+        if is_leaf is None and isinstance(entry, Tensor):
             out.append(key)
             continue
         cls = _class(node, name) if entry is None else type(entry)
-        leaf = is_leaf(cls)
+        leaf = (is_leaf or default_is_leaf)(cls)
         if not leaf and issubclass(cls, Node):
             below = node._fetch(name)
             assert isinstance(below, Node)
@@ -219,17 +238,18 @@ def _nested(
     node: Node,
     prefix: Path,
     leaves_only: bool,
-    is_leaf: IsLeaf,
+    is_leaf: IsLeaf | None,
     out: list[tuple[NestedKey, Entry]],
 ) -> None:
     """Append keys and entries in the order of `_nested_keys`."""
     for name, entry in node._items():
         key: NestedKey = (*prefix, name) if prefix else name
-        if isinstance(entry, Tensor):
-            out.append((key, entry))
-            continue
-        leaf = is_leaf(type(entry))
-        if isinstance(entry, Node) and not leaf:
+        below = isinstance(entry, Node)
+        if is_leaf is None:
+            leaf = not below and not isinstance(entry, NonTensorDataBase)
+        else:
+            leaf = is_leaf(type(entry))
+        if below and not leaf:
             _nested(entry, (*prefix, name), leaves_only, is_leaf, out)
         if leaf or not leaves_only:
             out.append((key, entry))
