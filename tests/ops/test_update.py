@@ -221,3 +221,96 @@ def test_what_holds_no_numbers_is_not_written_into_a_tensor(value):
             ):
                 write(td)
         assert td["a"].sum() == 0
+
+
+def _forest(fill: float) -> dict:
+    def x(*shape):
+        return torch.full(shape, fill)
+
+    return {
+        "a": x(3),
+        "n": {"b": x(3, 2), "m": {"c": x(3), "d": x(3)}},
+        "e": x(3),
+        "o": {"f": x(3)},
+    }
+
+
+def _reordered(tree: dict) -> dict:
+    return {k: _reordered(v) if isinstance(v, dict) else v for k, v in reversed(tree.items())}
+
+
+@pytest.mark.parametrize("verb", ["update_", "copy_"])
+@pytest.mark.parametrize("arrange", [dict, _reordered])
+def test_values_go_into_the_memory_that_is_there(verb, arrange):
+    td = TensorDict(_forest(0), [3])
+    memory = {key: x.data_ptr() for key, x in td.items(True, True)}
+    getattr(td, verb)(TensorDict(arrange(_forest(1)), [3]))
+    assert (td == TensorDict(_forest(1), [3])).all()
+    assert {key: x.data_ptr() for key, x in td.items(True, True)} == memory
+
+
+def _spoiled():
+    yield "shape", lambda d: d["n"]["m"].update(d=torch.ones(3, 4))
+    yield "last shape", lambda d: d["o"].update(f=torch.ones(3, 4))
+    yield "new key", lambda d: d["o"].update(z=torch.ones(3))
+    yield "a node for a leaf", lambda d: d.update(e={"x": torch.ones(3)})
+    yield "a leaf for a node", lambda d: d.update(o=torch.ones(3))
+    # The same names one after the other, in other nodes.
+    yield (
+        "moved",
+        lambda d: (
+            d["n"].update(m={"d": torch.ones(3)}),
+            d.update(o={"f": torch.ones(3), "c": torch.ones(3)}),
+        ),
+    )
+
+
+@pytest.mark.parametrize(("name", "spoil"), list(_spoiled()))
+@pytest.mark.parametrize("verb", ["update_", "copy_"])
+def test_a_failed_write_into_memory_changes_nothing(name, spoil, verb):
+    td = TensorDict(_forest(0), [3])
+    source = _forest(1)
+    spoil(source)
+    with pytest.raises((RuntimeError, KeyError, ValueError)):
+        getattr(td, verb)(TensorDict(source, [3]))
+    assert (td == 0).all()
+
+
+@pytest.mark.parametrize("break_", ["expand", "grad"])
+def test_what_torch_would_refuse_is_found_before_the_first_write(break_):
+    td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3), "c": torch.zeros(3)}, [3])
+    td["b"] = torch.zeros(1).expand(3) if break_ == "expand" else torch.zeros(3, requires_grad=True)
+    with pytest.raises(RuntimeError):
+        td.update_(TensorDict({"a": torch.ones(3), "b": torch.ones(3), "c": torch.ones(3)}, [3]))
+    assert not td["a"].any()
+    assert not td["c"].any()
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("verb", ["update_", "copy_"])
+def test_gradients_reach_the_values_that_were_written(n, verb):
+    td = TensorDict({f"k{i}": torch.zeros(3) for i in range(n)}, [3])
+    source = TensorDict({f"k{i}": torch.ones(3, requires_grad=True) for i in range(n)}, [3])
+    getattr(td, verb)(source)
+    sum(x.sum() * (i + 1) for i, x in enumerate(td.values())).backward()
+    for i in range(n):
+        assert source[f"k{i}"].grad.tolist() == [i + 1.0] * 3
+
+
+def test_parts_and_broadcast_values_are_written_too():
+    td = TensorDict(_forest(0), [3])
+    td.update_(TensorDict({"n": {"m": {"d": torch.ones(3)}}}, [3]))
+    assert td["n", "m", "d"].sum() == 3
+    assert not td["n", "m", "c"].any()
+    td.update_({"n": {"b": torch.tensor([1.0, 2.0])}})
+    assert td["n", "b"].tolist() == [[1.0, 2.0]] * 3
+
+
+def test_the_members_of_a_stack_are_written():
+    stack = lazy_stack([TensorDict(_forest(0), [3]), TensorDict(_forest(0), [3])])
+    tree = TensorDict({"s": stack, "x": torch.zeros(2)}, [2])
+    values = torch.stack([TensorDict(_forest(1), [3]), TensorDict(_forest(2), [3])])
+    tree.update_(TensorDict({"s": values, "x": torch.ones(2)}, [2]))
+    assert (stack[0] == 1).all()
+    assert (stack[1] == 2).all()
+    assert (tree["x"] == 1).all()

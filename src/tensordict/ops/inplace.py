@@ -63,24 +63,6 @@ def _half_differentiable(xs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]
     return any(x.requires_grad for part in (xs, *lists) for x in part)
 
 
-def copy_pairs(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool) -> bool:
-    """`copy_each` of pairs that may differ in shape; False, and nothing done, when one does."""
-    plain = True
-    for x, y in zip(targets, values):
-        if x.shape != y.shape:
-            return False
-        if x.requires_grad or y.requires_grad or not x.is_contiguous():
-            plain = False
-    if plain and len(targets) > 2 and transforms() is None and not torch.compiler.is_compiling():
-        try:
-            torch._foreach_copy_(targets, values, non_blocking)  # type: ignore[arg-type]
-            return True
-        except RuntimeError:  # a subclass, or gradients, without a rule; a copy can be repeated
-            pass
-    copy_each(targets, values, non_blocking)
-    return True
-
-
 def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool) -> None:
     """Copy each value into its target; every pair is known to fit in shape.
 
@@ -88,8 +70,9 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
         targets, values: tensors, in pairs.
         non_blocking: as of ``Tensor.copy_``.
     """
-    together = grouped(targets) and one_grad(values)
     recorded = torch.is_grad_enabled()
+    # The foreach form has no derivative.
+    together = grouped(targets) and not (recorded and any(y.requires_grad for y in values))
     for x in targets:
         if (recorded and x.requires_grad) or not (x.is_contiguous() or not _overlaps(x)):
             if len(targets) > 1:

@@ -96,8 +96,6 @@ class ItemsView(ValuesView):
 class _Chosen:
     """What a view of several levels, of leaves alone, or in sorted order covers."""
 
-    __slots__ = ()
-
     _node: Node
     _include_nested: bool
     _leaves_only: bool
@@ -166,13 +164,8 @@ class _Chosen:
         return n
 
 
-_SLOTS = ("_include_nested", "_is_leaf", "_leaves_only", "_sort")
-
-
 class ChosenKeysView(_Chosen, KeysView):
     """The keys of several levels, of leaves alone, or in sorted order."""
-
-    __slots__ = _SLOTS
 
     def __contains__(self, key: object) -> bool:
         if type(key) is str and not self._leaves_only:
@@ -190,21 +183,20 @@ class ChosenKeysView(_Chosen, KeysView):
     def __iter__(self) -> Iterator[Any]:
         return iter(self._keys())
 
+
 class ChosenValuesView(_Chosen, ValuesView):
     """The entries of several levels, of leaves alone, or in sorted order of their keys."""
-
-    __slots__ = _SLOTS
 
     def __iter__(self) -> Iterator[Any]:
         return iter([entry for _, entry in self._pairs()])
 
+
 class ChosenItemsView(_Chosen, ItemsView):
     """Pairs of key and entry of several levels, of leaves alone, or in sorted order."""
 
-    __slots__ = _SLOTS
-
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return iter(self._pairs())
+
 
 def _class(node: Node, name: str) -> type:
     cls = node._class_of(name)
@@ -244,12 +236,14 @@ def _nested(
     """Append keys and entries in the order of `_nested_keys`."""
     for name, entry in node._items():
         key: NestedKey = (*prefix, name) if prefix else name
-        below = isinstance(entry, Node)
-        if is_leaf is None:
-            leaf = not below and not isinstance(entry, NonTensorDataBase)
-        else:
+        if is_leaf is not None:
             leaf = is_leaf(type(entry))
-        if below and not leaf:
+        elif isinstance(entry, Tensor):
+            out.append((key, entry))
+            continue
+        else:  # what `default_is_leaf` says, without the call
+            leaf = not isinstance(entry, (Node, NonTensorDataBase))
+        if not leaf and isinstance(entry, Node):
             _nested(entry, (*prefix, name), leaves_only, is_leaf, out)
         if leaf or not leaves_only:
             out.append((key, entry))

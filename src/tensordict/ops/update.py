@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from .._keys import path_of, unravel_key_to_tuple
@@ -12,9 +13,9 @@ from .._typing import Path
 from ..core import write
 from ..core.leaf import Leaf
 from ..core.node import Entry, Node
-from ..core.traverse import only_tensors, pairs_like
 from ..errors import BatchSizeError, ShapeError, StructureError
-from .inplace import copy_each, copy_pairs
+from .inplace import copy_each
+from .operands import transforms
 
 # A write that was checked: into a node, or into the memory of a tensor.  Without a path there
 # are entries by name, for a node that is not locked.
@@ -298,17 +299,35 @@ def write_all(
     writes.run()
 
 
-def _copied(node: Node, source: Node, non_blocking: bool) -> bool:
-    """Copy leaf by leaf between trees that agree; False, and nothing done, when they do not."""
-    if len(source._names()) != len(node._names()):
-        return False  # a part of the keys: not worth a look at all of them
-    try:
-        xs, ys, pure = pairs_like(node, source)
-    except StructureError:
+def _copied(node: Any, source: Any, non_blocking: bool) -> bool:
+    """Copy leaf by leaf between trees of tensors that agree; False, and nothing done, for others."""
+    if node._members() is not None:
         return False
-    if not pure and not only_tensors(source):
+    xs, ys = [*node._contents()], [*source._contents()]
+    names, others = [*node._names()], [*source._names()]
+    nested = False
+    for x, y in zip(xs, ys):  # the lists grow while they are walked
+        if type(x) is Tensor and type(y) is Tensor:
+            # Nothing that torch would refuse after the first leaf, or that foreach would record.
+            if x.shape != y.shape or x.requires_grad or y.requires_grad or not x.is_contiguous():
+                return False
+        elif isinstance(x, Node) and isinstance(y, Node) and x._members() is None:
+            xs += x._contents()
+            ys += y._contents()
+            names += x._names()
+            others += y._names()
+            nested = True
+            if len(xs) != len(ys):
+                return False
+        else:
+            return False
+    if len(xs) != len(ys) or names != others or not xs or transforms() is not None:
         return False
-    return copy_pairs(xs, ys, non_blocking)
+    if nested:
+        xs = [x for x in xs if type(x) is Tensor]
+        ys = [y for y in ys if type(y) is Tensor]
+    torch._foreach_copy_(xs, ys, non_blocking)
+    return True
 
 
 def _keep(keys: Iterable[Any] | None) -> Keep | None:
