@@ -87,6 +87,10 @@ class Context:
 
 def _flatten(node: Any) -> tuple[list[Any], Context]:
     """By key; a lazy stack whose members differ, which no key can be read of, by member."""
+    frame = node._flat_tensors()
+    if frame is not None:
+        tensors = list(frame.values())
+        return tensors, Context(node, list(frame), [x.shape for x in tensors], ())
     members = node._members()
     if members is not None and not _alike(members):
         context = Context(node, [str(i) for i in range(len(members))], [], ())
@@ -128,10 +132,18 @@ def _unflatten(values: Iterable[Any], context: Context) -> Any:
         if all(isinstance(value, Node) for value in values):
             return lazy_stack(values, context.stack_dim or 0)
         return TensorDict(dict(zip(context.keys, values)))
+    kinds = set(map(type, values))
+    if not context.others and kinds <= _NUMBERS and kinds:
+        # What vmap makes to see the structure: no leaf says anything about the batch.
+        batch, device = context.batch_size, context.device
+        mapped: dict[str, Any] = {
+            key: Mapped._new(value, batch, device) for key, value in zip(context.keys, values)
+        }
+        return context.cls._new(mapped, batch, context.dim_names, device)
     batch, names = _batch_after(values, context)
     entries: dict[str, Any] = {}
     others = list(context.others)
-    if not others and all(type(value) is Tensor for value in values):
+    if not others and kinds == _ONLY_TENSORS:
         entries = dict(zip(context.keys, values))
         values = []
     for i, (name, value) in enumerate(zip(context.keys, values)):
@@ -144,6 +156,10 @@ def _unflatten(values: Iterable[Any], context: Context) -> Any:
     if context.stack_dim is None or batch != context.batch_size or _holds_mapped(out):
         return out
     return out.to_lazystack(context.stack_dim)
+
+
+_NUMBERS = {int, bool, type(None)}
+_ONLY_TENSORS = {Tensor}
 
 
 def _fitted(value: Any, batch: Size, context: Context) -> Any:
@@ -196,6 +212,8 @@ def _batch_after(values: Sequence[Any], context: Context) -> tuple[Size, DimName
             news.append(new)
     if not changed:
         return batch, names
+    if len(olds) > 1 and olds.count(olds[0]) == news.count(news[0]) == len(olds):
+        olds, news = olds[:1], news[:1]  # one pair of shapes says what all of them say
     grown = len(news[0]) - len(olds[0])
     if any(len(new) - len(old) != grown for old, new in zip(olds, news)):
         return _same_rank(batch, names, [batch, *news])

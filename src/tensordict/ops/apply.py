@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter, is_
+from operator import is_
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -385,11 +385,10 @@ def _called(fn: Callable[..., Any], calls: list[tuple[Any, ...]], num_threads: i
 
 def _like_shapes(xs: Sequence[Tensor], ys: Sequence[Any]) -> bool:
     """`_alike` for plain tensors, whatever their devices."""
-    return set(map(type, ys)) == _ONLY_TENSORS and list(map(_shape, xs)) == list(map(_shape, ys))
+    return set(map(type, ys)) == _ONLY_TENSORS and [x.shape for x in xs] == [y.shape for y in ys]
 
 
 _ONLY_TENSORS = {Tensor}
-_shape = attrgetter("shape")
 
 
 def _alike(xs: Sequence[Tensor], ys: Sequence[Any]) -> bool:

@@ -12,7 +12,6 @@ An operand is a number, a tensor or another tensordict:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,9 +44,6 @@ Values: TypeAlias = "Number | list[Tensor]"
 Operand: TypeAlias = "Number | Tensor | Node | np.ndarray | np.generic"
 
 NUMBERS = (int, float, bool, complex, torch.SymInt, torch.SymFloat)
-
-_requires_grad = attrgetter("requires_grad")
-_dtype = attrgetter("dtype")
 
 # None outside of `torch.func` transforms: the foreach kernels have no batching rule.
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -110,7 +106,7 @@ def run_grouped(
         pass
     else:
         # Without a gradient recorded nothing can differ: the common case is one look at the results.
-        if True not in map(_requires_grad, out) or one_grad(
+        if True not in [x.requires_grad for x in out] or one_grad(
             xs, *[a for a in args if type(a) is list]
         ):
             return out
@@ -137,7 +133,7 @@ def number_list(value: Any, xs: Sequence[Tensor]) -> list[Tensor] | None:
     if not set(map(type, xs)) <= _PLAIN:
         return None  # a subclass may refuse plain tensors beside its own
     try:
-        dtypes = set(map(_dtype, xs))
+        dtypes = {x.dtype for x in xs}
         if len(dtypes) == 1:
             number = _number_like(value, kind, xs[0].dtype)
             return None if number is None else [number] * len(xs)
