@@ -10,7 +10,8 @@ from typing import Any, TextIO
 import torch.distributed as dist
 from torch import Tensor
 
-from ..distributed.transport import TorchTransport, TorchWork
+from ..distributed.torch_work import TorchWork
+from ..distributed.transport import TorchTransport
 from ..placement.names import size_text
 
 _WIDTH = 32

@@ -36,6 +36,7 @@ class Round:
         transport, endpoint: how messages travel, what this rank remembers.
         timeout: seconds for the whole; None is the transport's own.
         limits: what this rank accepts.
+        bytes_done: bytes of payload messages that are through.
     """
 
     verb: str
@@ -44,6 +45,7 @@ class Round:
     timeout: float | None = None
     limits: Limits = wire.DEFAULT_LIMITS
     deadline: float | None = None
+    bytes_done: int = 0
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -54,14 +56,17 @@ class Round:
         left = None
         if self.deadline is not None:
             left = max(self.deadline - time.monotonic(), 1e-3)
+        done = self.bytes_done
         try:
             work.wait(left)
-        except PeerLost as error:
-            text = f"{self.me} lost a rank in {self.verb} ({stage}): {error}"
-            raise PeerLost(text, stage=stage) from None
-        except TransferTimeout as error:
-            text = f"{self.me} gave up {self.verb} ({stage}): not every rank took part. {error}"
-            raise TransferTimeout(text, stage=stage) from None
+        except (PeerLost, TransferTimeout) as error:
+            where = f"{self.verb} ({stage}, {done} bytes of payload done): {error}"
+            kind = type(error)
+            did = "lost a rank in" if kind is PeerLost else "gave up"
+            text = f"{self.me} {did} {where}"
+            raise kind(text, peer=error.peer, stage=stage, bytes_done=done) from None
+        if stage == "payload":
+            self.bytes_done += getattr(work, "nbytes", 0)
 
     @property
     def me(self) -> str:

@@ -28,7 +28,8 @@ from ..errors import (
     table_of,
 )
 from .pending import Pending
-from .transport import FOREVER, Transport, Work, bytes_tensor
+from .torch_work import FOREVER
+from .transport import Transport, Work, bytes_tensor
 
 # The errors that can be agreed on; the first of them that some rank has is what all raise.
 _KINDS: tuple[type[TransferError], ...] = (

@@ -41,16 +41,14 @@ from ..storage.named import tree_of
 from .consensus import Consensus, Report, Vote
 from .pending import Pending
 from .resharding import Stage, Workspace
-from .transport import FOREVER, TorchTransport, Transport, Work, group_rank
+from .torch_work import FOREVER, LOOK_AFTER, pause_after
+from .transport import TorchTransport, Transport, Work, group_rank
 
 # Tags far from those that `init_tag` of other exchanges reaches; three for each reshard.
 _FIRST_TAG = 1 << 27
 _N_TURNS = 1 << 16
 _TIMEOUT = 300.0
 _GRACE = 2.0
-# Seconds after which a rank without news looks whether the others are there; later less often.
-_LOOK_AFTER = 0.25
-_LOOK_AT_LEAST_EVERY = 2.0
 # Bytes of packed messages that a rank has on their way out at a time: enough to keep the link
 # busy, few enough that the buffers are kept for the next run.
 _MAX_PACKED_NBYTES = 64 << 20
@@ -329,12 +327,11 @@ class Run:
 
     def _pause(self, quiet: float) -> float:
         """Seconds until the next look after some without news."""
-        pause = min(max(_LOOK_AFTER, 0.25 * quiet), _LOOK_AT_LEAST_EVERY)
-        return min(pause, max(self._patience() - quiet, 0.01))
+        return min(pause_after(quiet), max(self._patience() - quiet, 0.01))
 
     def _hopeless(self, quiet: float) -> tuple[TransferError, str] | None:
         """Why there is nothing to wait for after some seconds without news, and where."""
-        if quiet >= _LOOK_AFTER:
+        if quiet >= LOOK_AFTER:
             for local, reason in self.transport.lost(self.members.values()).items():
                 return PeerLost(reason), f"payload with {self.transport.name_of(local)}"
         if quiet >= self._patience():

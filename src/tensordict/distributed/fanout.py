@@ -6,8 +6,11 @@ where the result is a list of tensordicts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
 
 from ..core.devices import as_device
 from ..core.node import Node
@@ -16,7 +19,7 @@ from . import protocol
 from .endpoint import endpoint_of
 from .link import Request
 from .pending import Pending
-from .receive import Into, New
+from .receive import Into, New, Target
 from .transport import MAX_TAG, TorchTransport, Transport, group_rank
 
 # Collectives have the tags at the end of the range; programs count from 0.
@@ -56,13 +59,37 @@ def gather(
     if transport.rank != target:
         protocol.run_send(_request(transport, target, _GATHER, timeout), td)
         return None
+    others = [rank for rank in range(transport.size) if rank != target]
+    out = _receive_all(
+        [_request(transport, rank, _GATHER, timeout) for rank in others],
+        [New(locks=False) for _ in others],
+    )
+    return [*out[:target], td, *out[target:]]
+
+
+_MOMENT: Final = 1.0
+
+
+def _receive_all(requests: Sequence[Request], targets: Sequence[Target]) -> list[Any]:
+    """Receive from one rank after the other.
+
+    When one of them fails, what the later ones send is still taken, and dropped: they wait for
+    it, and cannot know of the failure.
+    """
     out: list[Any] = []
-    for rank in range(transport.size):
-        if rank == target:
-            out.append(td)
-        else:
-            request = _request(transport, rank, _GATHER, timeout)
-            out.append(protocol.run_recv(request, New(locks=False)))
+    try:
+        for request, target in zip(requests, targets):
+            out.append(protocol.run_recv(request, target))
+    except Exception:
+        late = [
+            Pending(partial(protocol.run_recv, request, New(locks=False)), "what nobody wants")
+            for request in requests[len(out) + 1 :]
+        ]
+        end = time.monotonic() + _MOMENT
+        for pending in late:  # else the end of this process could be in their way
+            with suppress(TransferError):
+                pending.exception(max(0.0, end - time.monotonic()))
+        raise
     return out
 
 
@@ -95,8 +122,10 @@ def gather_and_stack(
         return None
     rows = _rows(td, transport.size - 1)
     others = [rank for rank in range(transport.size) if rank != target]
-    for rank, row in zip(others, rows):
-        protocol.run_recv(_request(transport, rank, _GATHER, timeout), Into(row))
+    _receive_all(
+        [_request(transport, rank, _GATHER, timeout) for rank in others],
+        [Into(row) for row in rows],
+    )
     return td
 
 
@@ -186,6 +215,7 @@ def all_to_all(
         )
     out: list[Any] = [None] * n
     out[me] = tds[me]
+    errors: list[BaseException] = []
     for shift in range(1, n):
         dst, src = (me + shift) % n, (me - shift) % n
         sending = Pending(
@@ -194,11 +224,16 @@ def all_to_all(
             ),
             f"all_to_all to rank {dst}",
         )
+        request = _request(transport, src, _ALL_TO_ALL, timeout)
         try:
-            request = _request(transport, src, _ALL_TO_ALL, timeout)
             out[src] = protocol.run_recv(request, New(locks=False))
-        finally:
-            sending.wait()
+        except Exception as error:  # the ranks of the other rounds wait for this one
+            errors.append(error)
+        unsent = sending.exception()
+        if unsent is not None:
+            errors.append(unsent)
+    if errors:
+        raise errors[0]
     return out
 
 

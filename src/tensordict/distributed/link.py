@@ -6,7 +6,9 @@ here, so the protocol above reads as the list of its steps.
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from . import wire
 from .endpoint import Endpoint
 from .packing import PACK_BELOW
 from .refusal import decode_error, encode_error
+from .torch_work import FOREVER
 from .transport import MAX_TAG, Transport, Work, bytes_tensor
 from .wire import Checksum, Header, Kind, Limits
 
@@ -25,6 +28,8 @@ from .wire import Checksum, Header, Kind, Limits
 # answers in bands of their own, so that no payload can meet the frame of another exchange.
 _BODY: Final = 1 << 28
 _REPLY: Final = 1 << 29
+
+_COUNTING_S: Final = 0.05
 
 _STAGES: Final = {
     "agree": "agreeing on the structure",
@@ -171,13 +176,22 @@ class Link:
             self.bytes_done += nbytes
 
     def _count(self, works: list[Work], sizes: list[int]) -> None:
-        """Find out which messages were through when the connection ended."""
-        for work, nbytes in zip(works, sizes):
-            try:
-                work.wait(1e-3)
-            except TransferError:
-                return
-            self.bytes_done += nbytes
+        """Find out which messages were through when the connection ended.
+
+        A thread waits for them: a wait of gloo that times out closes the connections to all ranks.
+        """
+        done: list[int] = []
+
+        def look() -> None:
+            with suppress(TransferError):
+                for work, nbytes in zip(works, sizes):
+                    work.wait(FOREVER)
+                    done.append(nbytes)
+
+        thread = threading.Thread(target=look, name="messages that were through", daemon=True)
+        thread.start()
+        thread.join(_COUNTING_S)
+        self.bytes_done += sum(done)
 
     def flush(self) -> None:
         """Wait until everything that was posted is through."""

@@ -185,8 +185,9 @@ class _staged:
     def __enter__(self) -> Stage:
         return self._stage
 
-    def __exit__(self, *exc: object) -> None:
-        self._entry.give_back(self._stage)
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is None:  # else a message may still be under way in it
+            self._entry.give_back(self._stage)
 
 
 def _pack(stage: Stage, described: Described, values: bytes, room: int | None = None) -> Tensor:

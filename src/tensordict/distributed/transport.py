@@ -10,18 +10,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import PeerLost, TransferError, TransferTimeout
+from ..errors import TransferError
+from .torch_work import CollectiveWork, TorchWork, translate
 
 MAX_TAG: Final = (1 << 28) - 1
-# Seconds of a wait that has no end of its own: for threads that wait on behalf of others.
-FOREVER: Final = 10 * 365 * 86400.0
 # Nobody sends on this tag, which lies beyond all bands of tags that users' tags have.
 _PROBE_TAG: Final = 3 << 28
 
@@ -105,54 +103,6 @@ class Transport(Protocol):
         ...
 
 
-class TorchWork:
-    """A ``torch.distributed`` work whose errors say which kind of trouble it is."""
-
-    __slots__ = ("_keep", "_work")
-
-    def __init__(self, work: Any, keep: Any = None) -> None:
-        self._work = work
-        self._keep = keep  # the bytes under way must outlive the message
-
-    def wait(self, timeout: float | None = None) -> None:
-        try:
-            if timeout is None:
-                self._work.wait()
-            else:
-                # gloo reads 0 as "no timeout"
-                self._work.wait(timedelta(seconds=max(timeout, 1e-3)))
-        except RuntimeError as error:
-            raise translate(error) from None
-
-
-_SILENT: Final = ("timed out", "timeout waiting", "watchdog")
-_GONE: Final = (
-    "connection closed",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "pair closure",
-    "socket closed",
-    "state_ >= connected",
-    "enforce fail",
-    "remote process",
-)
-
-
-def translate(error: RuntimeError) -> Exception:
-    """The error of this package for one that a process group raised."""
-    text = str(error)
-    low = text.lower()
-    first = text.splitlines()[0] if text else type(error).__name__
-    if isinstance(error, TransferError):
-        return error
-    if any(mark in low for mark in _GONE):
-        return PeerLost(first)
-    if any(mark in low for mark in _SILENT):
-        return TransferTimeout(first)
-    return error
-
-
 class TorchTransport:
     """Messages over a process group; one for each group, made by `of`.
 
@@ -225,33 +175,45 @@ class TorchTransport:
         except RuntimeError as error:
             raise translate(error) from None
 
-    def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> TorchWork:
+    def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> Work:
         group = self._channel(control)
-        return _started(
-            lambda: dist.broadcast(tensor, group=group, group_src=src, async_op=True), tensor
-        )
-
-    def all_gather(
-        self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False
-    ) -> TorchWork:
-        group = self._channel(control)
-        return _started(
-            lambda: dist.all_gather(list(out), tensor, group=group, async_op=True), (out, tensor)
-        )
-
-    def all_reduce(self, tensor: Tensor, op: Any) -> TorchWork:
-        return _started(
-            lambda: dist.all_reduce(tensor, op=op, group=self._channel(False), async_op=True),
+        return self._started(
+            lambda: dist.broadcast(tensor, group=group, group_src=src, async_op=True),
+            group,
             tensor,
         )
 
-    def reduce(self, tensor: Tensor, dst: int, op: Any) -> TorchWork:
-        return _started(
-            lambda: dist.reduce(
-                tensor, group_dst=dst, op=op, group=self._channel(False), async_op=True
-            ),
+    def all_gather(self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False) -> Work:
+        group = self._channel(control)
+        return self._started(
+            lambda: dist.all_gather(list(out), tensor, group=group, async_op=True),
+            group,
+            tensor,
+            *out,
+        )
+
+    def all_reduce(self, tensor: Tensor, op: Any) -> Work:
+        group = self._channel(False)
+        return self._started(
+            lambda: dist.all_reduce(tensor, op=op, group=group, async_op=True), group, tensor
+        )
+
+    def reduce(self, tensor: Tensor, dst: int, op: Any) -> Work:
+        group = self._channel(False)
+        return self._started(
+            lambda: dist.reduce(tensor, group_dst=dst, op=op, group=group, async_op=True),
+            group,
             tensor,
         )
+
+    def _started(self, start: Callable[[], Any], group: Any, *tensors: Tensor) -> Work:
+        try:
+            work = start()
+        except RuntimeError as error:
+            raise translate(error) from None
+        if tensors[0].device.type == "cpu":
+            return CollectiveWork(work, tensors, transport=self, group=group)
+        return TorchWork(work, tensors)
 
     def lost(self, ranks: Iterable[int]) -> dict[int, str]:
         """The ranks whose connection to this one was closed.
@@ -277,13 +239,6 @@ class TorchTransport:
             return f"rank {rank}"
         world = dist.get_global_rank(group, rank)
         return f"rank {world}" if world == rank else f"rank {world} (rank {rank} of the group)"
-
-
-def _started(start: Any, keep: Any) -> TorchWork:
-    try:
-        return TorchWork(start(), keep)
-    except RuntimeError as error:
-        raise translate(error) from None
 
 
 class _CopyBack:
