@@ -152,6 +152,10 @@ class PeerLost(_ExchangeError, ConnectionError):
     """The process at the other end is gone."""
 
 
+class ChannelClosed(TransferError):
+    """The other end has ended a channel: nothing more will come."""
+
+
 class WireError(TransferError, ValueError):
     """Bytes that are not a frame of this protocol: says why and at which offset."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import at_exit as at_exit
+from .channel import Channel
 from .exchange import DoubleBuffer, reshard
 from .fanout import all_to_all, gather, gather_and_stack, scatter
 from .layout_sharing import share_layouts
@@ -23,6 +24,7 @@ from .wire import Limits
 
 __all__ = [
     "Capabilities",
+    "Channel",
     "DistributedMethods",
     "DoubleBuffer",
     "Limits",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import ChecksumMismatch, PeerLost, TransferError, TransferTimeout, WireError
 from . import wire
-from .endpoint import Endpoint
+from .endpoint import Endpoint, Known
 from .packing import PACK_BELOW
 from .refusal import decode_error, encode_error
 from .torch_work import FOREVER
@@ -39,6 +39,28 @@ _STAGES: Final = {
 }
 
 
+class Agreed:
+    """The structures that the two ends of a channel agree on: the same on both, by the same rule."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Known] = {}
+
+    def find(self, digest: bytes) -> Known | None:
+        """The schema of a digest that was agreed on."""
+        return self._known.get(digest)
+
+    def add(self, entry: Known) -> None:
+        """Note a schema, when both ends do; they forget all at once."""
+        if len(self._known) >= _MAX_AGREED:
+            self._known.clear()
+        self._known[entry.digest] = entry
+
+
+_MAX_AGREED: Final = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """The arguments of an exchange with one peer.
@@ -55,6 +77,8 @@ class Request:
         limits: what this rank accepts.
         policy: casts leaves before they are sent.
         bundle: number of tensordicts in the one that is exchanged, 0 for a plain one.
+        agreed: of a channel: what is sent without schema and answers.
+        version: the number of a publication on a channel.
     """
 
     transport: Transport
@@ -68,6 +92,8 @@ class Request:
     limits: Limits = wire.DEFAULT_LIMITS
     policy: Any = None
     bundle: int = 0
+    agreed: Agreed | None = None
+    version: int = 0
 
     def __post_init__(self) -> None:
         if type(self.tag) is not int or not 0 <= self.tag <= MAX_TAG:

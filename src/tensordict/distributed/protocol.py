@@ -131,12 +131,15 @@ def _error_body(error: Exception) -> bytes:
 
 def _send(link: Link, payload: _Payload) -> None:
     request = link.request
-    header, schema = _announce(request, payload)
+    agreed = request.agreed is not None and request.agreed.find(payload.entry.digest) is not None
+    if agreed:
+        request = replace(request, strict=False)
+    header, schema = _announce(request, payload, agreed)
     inline = payload.packed().numpy().tobytes() if header.inline_payload else b""
     frame = wire.eager_frame(header, schema, inline)
     if not request.strict:
         link.post_frame(frame)
-        if not header.inline_schema:
+        if not (header.inline_schema or agreed):
             link.post_bytes(payload.entry.data)
         _send_payload(link, payload, header)
         link.flush()
@@ -151,21 +154,24 @@ def _send(link: Link, payload: _Payload) -> None:
     if commit is not None:
         link.answer(*commit, (Kind.COMMIT,))
     link.flush()
+    if request.agreed is not None:
+        request.agreed.add(payload.entry)
 
 
-def _announce(request: Request, payload: _Payload) -> tuple[Header, bytes]:
-    """The header of a frame, and the schema that rides in it."""
+def _announce(request: Request, payload: _Payload, agreed: bool) -> tuple[Header, bytes]:
+    """The header of a frame, and the schema that rides in it; none when it was agreed on before."""
     entry = payload.entry
     header = Header(
         Kind.DATA,
-        schema_nbytes=len(entry.data),
+        schema_nbytes=0 if agreed else len(entry.data),
         payload_nbytes=payload.nbytes,
         digest=entry.digest,
         strict=request.strict,
         checksum=request.checksum,
+        version=request.version,
     )
     schema = b""
-    acked = request.strict and request.endpoint.is_acked(request.peer, entry.digest)
+    acked = agreed or (request.strict and request.endpoint.is_acked(request.peer, entry.digest))
     if len(entry.data) <= wire.EAGER_ROOM and not acked:
         schema, header = entry.data, replace(header, inline_schema=True)
     start = wire.payload_start(wire.HEADER_NBYTES + len(schema))
@@ -250,6 +256,9 @@ def run_recv(request: Request, target: receive.Target) -> Any:
                 _drain(link, header, entry)
             raise _refused(link, header, found)
         out = _take(link, header, entry, target, data)
+        target.version = header.version
+        if header.strict and request.agreed is not None:
+            request.agreed.add(entry)
         if "bundle" in entry.schema.headers[0]:
             return [part for _, part in out._items()]
         return out
@@ -280,6 +289,12 @@ def _read_frame(link: Link, data: Any) -> Header:
 def _schema(link: Link, header: Header, data: Any) -> Known:
     """The schema that a frame means: carried, remembered, or asked for."""
     catalogue = link.request.endpoint.catalogue
+    if not (header.strict or header.schema_nbytes):  # agreed on before, on this channel
+        agreed = link.request.agreed
+        known = None if agreed is None else agreed.find(header.digest)
+        if known is None:
+            raise WireError("a frame without schema for a structure that was not agreed on", 8)
+        return known
     entry = catalogue.find(header.digest)
     if entry is not None:
         if not header.strict and not header.inline_schema:

@@ -46,7 +46,13 @@ class Landing(Protocol):
 
 
 class Target(Protocol):
-    """Where a tensordict is received."""
+    """Where a tensordict is received.
+
+    Attributes:
+        version: the number of what was received, on a channel.
+    """
+
+    version: int
 
     def look(self, request: Request) -> Exception | None: ...
 
@@ -75,6 +81,8 @@ class New:
         locks: whether nodes that were locked at the sender are locked.
         mesh: the device mesh of shards (`DTensor` leaves).
     """
+
+    version = 0
 
     def __init__(
         self, device: torch.device | None = None, *, locks: bool = True, mesh: Any = None
@@ -182,6 +190,8 @@ class Into:
             Without it they are received in place, which saves a copy and their memory, and
             leaves them half written when the peer dies.
     """
+
+    version = 0
 
     def __init__(self, node: Node, *, atomic: bool = True) -> None:
         self.node = node

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..errors import (
+    ChannelClosed,
     ChecksumMismatch,
     LossyCast,
     SchemaMismatch,
@@ -27,6 +28,7 @@ _TYPES: Final[dict[str, Callable[..., TransferError]]] = {
         _path(path), str(what), str(advice)
     ),
     "LossyCast": lambda message: LossyCast(str(message)),
+    "ChannelClosed": lambda message: ChannelClosed(str(message)),
     "StagingExhausted": lambda message: StagingExhausted(str(message)),
     "TransferError": lambda message: TransferError(str(message)),
 }
@@ -45,7 +47,7 @@ def encode_error(error: BaseException, limit: int) -> bytes:
         return _dumps(type(error).__name__, [error.reason[:200], error.offset])
     if isinstance(error, UnsupportedLeaf):
         return _dumps("UnsupportedLeaf", [error.path, error.what[:400], error.advice[:400]])
-    if isinstance(error, (StagingExhausted, LossyCast)):
+    if isinstance(error, (StagingExhausted, LossyCast, ChannelClosed)):
         return _dumps(type(error).__name__, [str(error)[:2000]])
     if isinstance(error, TransferError):
         return _dumps("TransferError", [str(error)[:2000]])
