@@ -274,6 +274,8 @@ def functions(s: Data) -> list[Row]:
     zs = list(mine.values())
     add = lambda x: x + 1  # noqa: E731
     both = lambda x, y: x + y  # noqa: E731
+    double = lambda x: x * 2  # noqa: E731
+    each_double = lambda xs: {k: x * 2 for k, x in xs.items()}  # noqa: E731
     return [
         Row("apply", lambda: td.apply(add), s.each(add)),
         Row("apply nested", lambda: s.tree.apply(add), s.each(add)),
@@ -293,6 +295,7 @@ def functions(s: Data) -> list[Row]:
         Row("copy_", lambda: mine.copy_(td2), lambda: torch._foreach_copy_(zs, s.ys)),
         Row("detach", lambda: td.detach(), s.each(torch.detach)),
         Row("to(float64)", lambda: td.to(torch.float64), s.each(lambda x: x.to(torch.float64))),
+        Row("vmap", lambda: torch.vmap(double)(td), lambda: torch.vmap(each_double)(d)),
         Row("tolist", lambda: s.floats.tolist(), lambda: [v.tolist() for v in s.floats.values()]),
     ]
 

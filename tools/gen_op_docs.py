@@ -74,7 +74,13 @@ with each other, to one tensor. `keepdim=True` keeps reduced batch dimensions, o
 SECTIONS: tuple[tuple[type, str, str], ...] = (
     (Unary, "Of each leaf", ""),
     (Binary, "With an operand", ""),
-    (Ternary, "With two operands", ""),
+    (
+        Ternary,
+        "With two operands",
+        "`out` is a tensordict with the same keys, batch size and shapes; the results are written "
+        "into its\nleaves, cast to their dtypes where torch can cast. When one leaf does not fit, none "
+        "is written.\n",
+    ),
     (
         Comparison,
         "Comparisons",
@@ -116,7 +122,7 @@ def call(row: Row) -> str:
     if isinstance(row, (Binary, Comparison)):
         params = ["other", *params]
     elif isinstance(row, Ternary):
-        params = [*row.operands, *params]
+        params = [*row.operands, *params, "out=None"]
     elif isinstance(row, Reduction):
         params = [*([row.first] if row.first else []), "dim", "keepdim", *params]
     elif isinstance(row, Scan):

@@ -60,7 +60,7 @@ class Context:
         "stack_dim",
     )
 
-    def __init__(self, node: Any, keys: list[str], shapes: list[Size | None], others: Any) -> None:
+    def __init__(self, node: Any, keys: list[str], shapes: list[Any], others: Any) -> None:
         # A module that is mapped gives a plain tensordict: its leaves may be anything.
         self.cls = type(node) if isinstance(node, (TensorDict, TypedView)) else TensorDict
         self.keys = keys
@@ -140,7 +140,11 @@ def _unflatten(values: Iterable[Any], context: Context) -> Any:
             key: Mapped._new(value, batch, device) for key, value in zip(context.keys, values)
         }
         return context.cls._new(mapped, batch, context.dim_names, device)
-    batch, names = _batch_after(values, context)
+    if kinds == _ONLY_TENSORS and None not in context.shapes:
+        news = [value.shape for value in values]
+        batch, names = _batch_of(context.shapes, news, values[0], context)
+    else:
+        batch, names = _batch_after(values, context)
     entries: dict[str, Any] = {}
     others = list(context.others)
     if not others and kinds == _ONLY_TENSORS:
@@ -193,10 +197,8 @@ def _fitted_leaf(leaf: Leaf, batch: Size) -> Leaf:
 
 def _batch_after(values: Sequence[Any], context: Context) -> tuple[Size, DimNames | None]:
     """The batch size and dimension names of a node that gets other leaves."""
-    batch, names = context.batch_size, context.dim_names
     olds: list[Size] = []
     news: list[Size] = []
-    changed = False
     leaf = None
     for old, value in zip(context.shapes, values):
         if isinstance(value, Tensor):
@@ -207,10 +209,17 @@ def _batch_after(values: Sequence[Any], context: Context) -> tuple[Size, DimName
         else:
             continue
         if old is not None:
-            changed = changed or new != old
             olds.append(old)
             news.append(new)
-    if not changed:
+    return _batch_of(olds, news, leaf, context)
+
+
+def _batch_of(
+    olds: list[Size], news: list[Size], leaf: Tensor | None, context: Context
+) -> tuple[Size, DimNames | None]:
+    """`_batch_after` from the shapes of entries before and after, and one of the tensors."""
+    batch, names = context.batch_size, context.dim_names
+    if olds == news:
         return batch, names
     if len(olds) > 1 and olds.count(olds[0]) == news.count(news[0]) == len(olds):
         olds, news = olds[:1], news[:1]  # one pair of shapes says what all of them say

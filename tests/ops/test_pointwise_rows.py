@@ -212,3 +212,58 @@ def test_gradients(row):
 def test_table_has_no_name_twice():
     names = [row.name for row in (*UNARY, *BINARY, *TERNARY, *COMPARISONS)]
     assert len(set(names)) == len(names)
+
+
+def three_leaves():
+    tensors = {"a": torch.rand(3, 4), "b": torch.rand(3), "n": {"c": torch.rand(3, 2)}}
+    return TensorDict(tensors, [3])
+
+
+@pytest.mark.parametrize("row", TERNARY, ids=lambda row: row.name)
+@pytest.mark.parametrize("flat", [True, False])
+def test_results_go_into_out(row, flat):
+    td = three_leaves()
+    if flat:
+        td = td.flatten_keys(".")
+    low, high = td * 0.5, td * 0.75
+    expected = getattr(td, row.name)(low, high)
+    out = td.clone().lock_()
+    leaves = list(out.values(True, True))
+    assert getattr(td, row.name)(low, high, out=out) is out
+    assert all(x is y for x, y in zip(out.values(True, True), leaves))
+    for key in td.keys(True, True):
+        assert torch.equal(out[key], expected[key])
+        assert torch.equal(out[key], getattr(torch, row.name)(td[key], low[key], high[key]))
+
+
+def test_results_are_cast_to_out():
+    td = TensorDict({"a": torch.rand(3), "b": torch.rand(3), "c": torch.rand(3)}, [3])
+    out = td.to(torch.float64)
+    assert torch.clamp(td, 0.25, 0.5, out=out) is out
+    for key in td.keys():
+        assert torch.equal(out[key], torch.clamp(td[key], 0.25, 0.5).double())
+    assert td.clamp(0.25, out=td) is td and (td >= 0.25).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda out: out.set(("n", "c"), out["n", "c"].long()), RuntimeError, r"\('n', 'c'\)"),
+        (
+            lambda out: out.set(("n", "c"), torch.rand(3, 5)),
+            RuntimeError,
+            r"\('n', 'c'\).*\[3, 5\]",
+        ),
+        (lambda out: out.exclude(("n", "c")), KeyError, r"\('n', 'c'\)"),
+        (lambda out: out[:2], RuntimeError, "batch size"),
+        (lambda out: {"a": 1}, TypeError, "expected a tensordict"),
+    ],
+)
+def test_an_out_that_does_not_fit_stays_as_it_is(change, error, text):
+    td = three_leaves()
+    out = change(td.clone())
+    before = out.clone() if isinstance(out, TensorDict) else dict(out)
+    with pytest.raises(error, match=f"(?s){text}"):
+        td.clamp(0.4, 0.6, out=out)
+    if isinstance(out, TensorDict):
+        assert (out == before).all()

@@ -10,10 +10,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from .._keys import short
 from ..core.node import Node
 from ..core.torch_function import implements, implements_operator
-from ..core.traverse import leaves, put_together, snapshot, taken_apart
-from ..errors import EntryTypeError
+from ..core.traverse import (
+    leaves,
+    leaves_like,
+    leaves_with_path,
+    put_together,
+    snapshot,
+    taken_apart,
+)
+from ..errors import BatchSizeError, EntryTypeError, ShapeError, table_of
 from .compare import comparison
 from .inplace import write_each
 from .operands import (
@@ -47,6 +55,7 @@ Method = Callable[..., Any]
 ToList: TypeAlias = Callable[[Any, Sequence[Tensor]], "list[Tensor] | None"]
 
 _SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_OUT = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None)
 _DEFAULT = inspect.Parameter("default", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
@@ -95,6 +104,8 @@ def _documented(method: Method, row: Row, names: Sequence[str], text: str = "") 
     ]
     if isinstance(row, Binary) and not text:
         params.append(_DEFAULT)
+    if isinstance(row, Ternary) and not text:
+        params.append(_OUT)
     method.__signature__ = inspect.Signature(params)  # type: ignore[attr-defined]
     return method
 
@@ -348,7 +359,7 @@ def _ternary(row: Ternary) -> dict[str, Method]:
             results = [fn(x, y, z, **given) for x, y, z in zip(xs, _each(ys, xs), _each(zs, xs))]
         keeps_batch(node, results)
         result = put_together(node, frame, results)
-        return result if out is None else out.copy_(result)
+        return result if out is None else _written(out, result, name)
 
     made = {row.name: _documented(method, row, row.operands)}
     implements(fn)(method)
@@ -375,6 +386,34 @@ def _matched_two(node: Any, a: Any, b: Any, name: str) -> tuple[Any, Any, list[T
     ys = None if a is None else pair(node, a, name)[1]
     zs = None if b is None else pair(node, b, name)[1]
     return node, node, leaves(node), ys, zs
+
+
+def _written(out: Any, result: Any, name: str) -> Any:
+    """``out`` with a result written into its leaves, or as it was when one does not fit.
+
+    Raises:
+        EntryTypeError: ``out`` is no tensordict.
+        BatchSizeError: another batch size.
+        StructureError: (a ``KeyError``) other keys.
+        ShapeError: leaves of other shapes, or of dtypes that torch does not cast to.
+    """
+    if not isinstance(out, Node):
+        raise EntryTypeError(
+            f"Cannot {name} into out: expected a tensordict, got a {type(out).__name__}."
+        )
+    if out._batch_size != result._batch_size:
+        raise BatchSizeError(
+            f"Cannot {name} into out: expected batch size {list(result._batch_size)}, got "
+            f"{list(out._batch_size)}."
+        )
+    rows = [
+        (short(path), f"{y.dtype} {list(y.shape)} into {x.dtype} {list(x.shape)}")
+        for (path, y), x in zip(leaves_with_path(result), leaves_like(result, out))
+        if x.shape != y.shape or not torch.can_cast(y.dtype, x.dtype)
+    ]
+    if rows:
+        raise ShapeError(table_of(f"Cannot {name} into out: {len(rows)} leaves do not fit.", rows))
+    return out.copy_(result)  # type: ignore[attr-defined]
 
 
 def _ternary_inplace(row: Ternary) -> Method:
