@@ -289,3 +289,68 @@ def test_a_second_entry_that_torch_would_refuse_is_found_before_the_first_write(
         td = TensorDict({"z": leaf}, [4])
         td[index] = 1.0
     assert leaf[0] == 1
+
+
+KINDS = {
+    "row": 1,
+    "slice": slice(0, 2),
+    "column": (slice(None), 0),
+    "positions": torch.tensor([2, 0]),
+    "list": [0, -1],
+    "column positions": (slice(None), torch.tensor([1, 1])),
+    "table": torch.tensor([[2, 0], [1, 0]]),
+    "mask": torch.tensor([True, False, True]),
+    "pairs": (torch.tensor([0, 2]), torch.tensor([1, 3])),
+}
+
+
+def _many() -> dict[str, Tensor]:
+    """Leaves of several sorts, more of each than one."""
+    out = {}
+    for i, dtype in enumerate([torch.float32, torch.int64, torch.uint16, torch.float64]):
+        for j, tail in enumerate([(), (2,), (0,)]):
+            x = torch.arange(12 * max(1, sum(tail)) if 0 not in tail else 0)
+            out[f"{i}{j}"] = x.to(dtype).view(3, 4, *tail)
+    out["turned"] = torch.arange(12.0).view(4, 3).t()
+    out["part"] = torch.arange(24.0).view(3, 8)[:, ::2]
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_rows_of_leaves_of_many_sorts(kind, grad):
+    index = KINDS[kind]
+    leaves = _many()
+    td = TensorDict({k: x.clone() for k, x in leaves.items()}, [3, 4])
+    td["turned"], td["part"] = leaves["turned"], leaves["part"]
+    new = td[index]._map(lambda x: x.clone())
+    new = new._map(lambda x: (x.to(torch.float64) + 100).to(x.dtype))
+    wanted = {k: x.clone() for k, x in leaves.items()}
+    for k, x in wanted.items():
+        x.view(torch.int16 if x.dtype is torch.uint16 else x.dtype)[index] = (
+            new[k].view(torch.int16) if x.dtype is torch.uint16 else new[k]
+        )
+    memory = {k: x.data_ptr() for k, x in td.items()}
+    with torch.set_grad_enabled(grad):
+        td[index] = new
+    for k, x in td.items():
+        assert torch.equal(x, wanted[k]), k
+        assert x.data_ptr() == memory[k]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_of_rows_is_that_of_torch(kind):
+    index = KINDS[kind]
+    td = TensorDict({f"k{i}": torch.zeros(3, 4) for i in range(4)}, [3, 4])
+    new = td[index]._map(lambda x: (x + 1).requires_grad_())
+    new["k3"] = new["k3"].detach()
+    td[index] = new
+    weights = torch.arange(12.0).view(3, 4)
+    sum((x * weights).sum() for x in td.values()).backward()
+    value = torch.ones_like(new["k0"]).requires_grad_()
+    alone = torch.zeros(3, 4)
+    alone[index] = value
+    (alone * weights).sum().backward()
+    for name in ("k0", "k1", "k2"):
+        assert torch.equal(new[name].grad, value.grad)
+    assert not td["k3"].requires_grad

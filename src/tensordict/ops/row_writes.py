@@ -15,15 +15,15 @@ from ..core import write
 from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase, NonTensorStack, same
 from ..core.node import Entry, Node
 from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
-from .indexing import Index, Select, normal
-from .operands import one_grad
+from .bits import AS_INTEGERS
+from .indexing import Index, Rows, Select, normal
+from .operands import transforms
 from .shape import Expand
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
-_transforms = torch._C._functorch.peek_interpreter_stack
 
 
 def write_rows(node: Node, index: Any, value: Any) -> None:
@@ -74,6 +74,8 @@ class RowWrites:
         take: which part of such a value goes here, None for all of it.
         non_blocking: how values are copied to the device of their target.
         views: rows that are views of their tensors, and (``values``) what goes there.
+        picked: (tensor, rows of one dimension, value) of equal dtype and exactly the shape of
+            the rows, all on the CPU.
         exact: (tensor, rows, value) of equal dtype and exactly the shape of the rows.
         scattered: (tensor, rows, value) for all others.
         fills: (tensor, rows, number).
@@ -87,6 +89,7 @@ class RowWrites:
         "non_blocking",
         "op",
         "out",
+        "picked",
         "scattered",
         "shapes",
         "stores",
@@ -108,6 +111,7 @@ class RowWrites:
         self.non_blocking = non_blocking
         self.views: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.picked: list[tuple[Tensor, Any, Tensor]] = []
         self.exact: list[tuple[Tensor, Index, Tensor]] = []
         self.scattered: list[tuple[Tensor, Index, Tensor]] = []
         self.fills: list[tuple[Tensor, Index, Any]] = []
@@ -117,11 +121,14 @@ class RowWrites:
 
     def run(self) -> None:
         """Do the writes. Nothing here can fail for a reason that a check could have found."""
-        if len(self.views) > 2 and not _transformed() and one_grad(self.values):
+        # None of these requires grad: the foreach form has no derivative.
+        if len(self.views) > 2 and transforms() is None:
             torch._foreach_copy_(self.views, self.values, self.non_blocking)
         else:
             for view, value in zip(self.views, self.values):
                 view.copy_(value, self.non_blocking)
+        for target, rows, value in self.picked:
+            target.index_copy_(rows.dim, rows.flat, value)
         for target, op, value in self.exact:
             op.copy(target, value)
         for target, op, value in self.scattered:
@@ -151,27 +158,47 @@ class RowWrites:
 
     def rows(self, node: Node, value: Node, path: Path) -> None:
         """Plan to write a tensordict that has one row for each row here."""
-        op, leaf, is_view, n = self.op, self.op.leaf, self.op.is_view, self.op.ndim
+        if self.op.is_view:
+            self.view_rows(node, value, path)
+            return
+        op, n, out = self.op, self.op.ndim, self.out
+        direct = type(op) is Rows and op.flat is op.index and op.on_cpu
         seen: Size | None = None
         want: Size | None = None
+        movable: torch.dtype | None = None  # a dtype that torch can scatter
         for name, item in value._items():
             present = node._fetch(name)
-            # What `tensor` does in the common cases, without the calls.
             if type(present) is not Tensor or type(item) is not Tensor:
                 self.entry(node, (name,), item, path)
                 continue
-            plain = not (present.requires_grad or item.requires_grad)
-            if is_view:
+            dtype = present.dtype
+            if item.dtype is dtype and present.is_contiguous() and not present.requires_grad:
+                near = present.is_cpu and item.is_cpu
+                if near or present.device == item.device:
+                    shape = present.shape
+                    if shape != seen:
+                        seen, want = shape, out + shape[n:]
+                    if item.shape == want:
+                        if dtype is not movable and dtype not in AS_INTEGERS:
+                            movable = dtype
+                        kind = self.picked if direct and near and dtype is movable else self.exact
+                        kind.append((present, op, item))
+                        continue
+            self.scattered.append((present, op, self.fitted(present, item, path, name)))
+
+    def view_rows(self, node: Node, value: Node, path: Path) -> None:
+        """`rows` where they are views of their tensors."""
+        op, leaf = self.op, self.op.leaf
+        for name, item in value._items():
+            present = node._fetch(name)
+            if type(present) is not Tensor or type(item) is not Tensor:
+                self.entry(node, (name,), item, path)
+                continue
+            if not (present.requires_grad or item.requires_grad):
                 view = leaf(present)
-                if plain and item.shape == view.shape and view.is_contiguous():
+                if item.shape == view.shape and (present.is_contiguous() or view.is_contiguous()):
                     self.views.append(view)
                     self.values.append(item)
-                    continue
-            elif plain and item.dtype is present.dtype and present.is_contiguous():
-                if present.shape != seen:
-                    seen, want = present.shape, self.out + present.shape[n:]
-                if item.shape == want and item.device == present.device:
-                    self.exact.append((present, op, item))
                     continue
             self.scattered.append((present, op, self.fitted(present, item, path, name)))
 
@@ -195,6 +222,7 @@ class RowWrites:
         if writes is not self:
             self.views += writes.views
             self.values += writes.values
+            self.picked += writes.picked
             self.exact += writes.exact
             self.scattered += writes.scattered
             self.fills += writes.fills
@@ -442,8 +470,3 @@ def _overlaps(op: Index, target: Tensor) -> bool:
         return False
     view = op.leaf(target) if op.is_view else target
     return any(stride == 0 and n > 1 for n, stride in zip(view.shape, view.stride()))
-
-
-def _transformed() -> bool:
-    """Whether a function transform or a trace is under way, where foreach has no rule."""
-    return torch.compiler.is_compiling() or _transforms() is not None
