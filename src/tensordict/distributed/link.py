@@ -19,8 +19,9 @@ from ..errors import ChecksumMismatch, PeerLost, TransferError, TransferTimeout,
 from . import wire
 from .endpoint import Endpoint, Known
 from .packing import PACK_BELOW
+from .pending import Pending
 from .refusal import decode_error, encode_error
-from .torch_work import FOREVER
+from .torch_work import FOREVER, pause_after
 from .transport import MAX_TAG, Transport, Work, bytes_tensor
 from .wire import Checksum, Header, Kind, Limits
 
@@ -224,6 +225,23 @@ class Link:
         for work in self._sent:
             self.wait(work)
         self._sent.clear()
+
+    def flush_unconfirmed(self) -> None:
+        """As `flush`, for a large payload that nobody will confirm.
+
+        gloo does not wake a sender whose peer dies in the middle of a message: a thread waits,
+        and this one looks whether the peer is there.
+        """
+        peer = self.request.peer
+        pending = Pending(self.flush, f"payload to {self.peer}")
+        start = time.monotonic()
+        while not pending.done():
+            with suppress(TransferTimeout):  # of the pause, or of the exchange: raised below
+                pending.exception(pause_after(time.monotonic() - start))
+            lost = {} if pending.done() else self._transport.lost([peer])
+            if lost:
+                raise self._explain(PeerLost(lost[peer]))
+        pending.wait()
 
     def _explain(self, error: TransferError) -> TransferError:
         stage, done = self.stage, self.bytes_done

@@ -142,7 +142,10 @@ def _send(link: Link, payload: _Payload) -> None:
         if not (header.inline_schema or agreed):
             link.post_bytes(payload.entry.data)
         _send_payload(link, payload, header)
-        link.flush()
+        if _has_end(header):
+            link.flush_unconfirmed()
+        else:
+            link.flush()
         return
     reply = link.expect_reply()
     link.post_frame(frame)
@@ -398,7 +401,11 @@ def _drain(link: Link, header: Header, entry: Known) -> None:
         return
     sizes: Sequence[int] = entry.packing.large_nbytes
     packed = header.payload_nbytes - sum(sizes)
-    for nbytes in [*sizes, *([packed] if packed else [])]:
-        link.wait(link.expect_payload(torch.empty(nbytes, dtype=torch.uint8)))
-    if _has_end(header):
-        link.wait(link.expect_bytes(1)[1])
+    lengths = [*sizes, *([packed] if packed else [])]
+    if not lengths:
+        return
+    scrap = torch.empty(max(lengths), dtype=torch.uint8)
+    messages = [scrap[:n] for n in lengths]  # all in one place: nobody reads them
+    works = [link.expect_payload(x) for x in messages]
+    end = link.expect_bytes(1)[1] if _has_end(header) else None
+    link.wait_payload(works, messages, end)
