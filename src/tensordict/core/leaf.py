@@ -20,6 +20,7 @@ from ..errors import BatchSizeError, EntryTypeError, ShapeError
 from .devices import as_device
 from .linked import LinkedList
 from .registry import register_leaf
+from .rows import Rows, after, extended, filled, numbers_of, taken
 from .sizes import EMPTY, as_size, insert, wrap_dim
 from .structural import DividingOp, StructuralOp
 from .torch_function import dispatch
@@ -175,7 +176,11 @@ class NonTensorDataBase(Leaf):
 
     def maybe_to_stack(self) -> NonTensorStack:
         """One value per row, if there is a batch."""
-        return NonTensorStack._new(self._rows(), self._device)
+        return NonTensorStack._over(self._cells_of(), self._batch_size, self._device)
+
+    def _cells_of(self) -> Rows:
+        """One value for each element of the batch."""
+        raise NotImplementedError
 
     def __eq__(self, other: object) -> Any:
         if isinstance(other, NonTensorDataBase):
@@ -230,10 +235,10 @@ class NonTensorData(NonTensorDataBase):
         return self._data
 
     def _rows(self) -> np.ndarray:
-        out = np.empty(tuple(self._batch_size), dtype=object)
-        for i in np.ndindex(out.shape):  # not fill(): a list would be spread over the rows
-            out[i] = self._data
-        return out
+        return filled(self._data, self._batch_size)
+
+    def _cells_of(self) -> Rows:
+        return Rows.later("fill", (), (self._data, self._batch_size))
 
     def _restructure(self, op: StructuralOp) -> NonTensorDataBase:
         if op.adds_rows and not self._of_any_row:
@@ -304,9 +309,11 @@ class NonTensorStack(NonTensorDataBase):
     (torch.Size([2]), ['a', 'b'])
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("_cells",)
 
     kind = "non_tensor_stack"
+
+    _cells: Rows
 
     def __init__(self, *values: Any, device: Any = None) -> None:
         if not values:
@@ -324,11 +331,30 @@ class NonTensorStack(NonTensorDataBase):
 
     @classmethod
     def _new(cls, values: np.ndarray, device: torch.device | None) -> NonTensorStack:
+        return cls._over(Rows(values), Size(values.shape), device)
+
+    @classmethod
+    def _over(cls, cells: Rows, size: Size, device: torch.device | None) -> NonTensorStack:
         out = object.__new__(cls)
-        out._values = values
-        out._batch_size = Size(values.shape)
+        out._cells = cells
+        out._batch_size = size
         out._device = device
         return out
+
+    def _later(self, how: str, argument: Any, size: Size) -> NonTensorStack:
+        """What is done in a compiled graph: noted, and done when the values are read."""
+        return self._over(Rows.later(how, [self._cells], argument), size, self._device)
+
+    @property
+    def _values(self) -> np.ndarray:
+        return self._cells.get()
+
+    @_values.setter
+    def _values(self, values: np.ndarray) -> None:
+        self._cells = Rows(values)
+
+    def _cells_of(self) -> Rows:
+        return self._cells
 
     @classmethod
     def from_list(
@@ -378,7 +404,8 @@ class NonTensorStack(NonTensorDataBase):
 
     def _set_row(self, at: tuple[int, ...], value: Any) -> None:
         """Set the rows under a position: one value, or (nested) lists of the shape left."""
-        if not self._values.flags.writeable:  # an expanded stack: rows share a place
+        # Rows of an expanded stack share a place; others may have to stay what they are.
+        if not self._values.flags.writeable or self._cells.noted:
             self._values = self._values.copy()
         left = self._values.ndim - len(at)
         if left:
@@ -387,26 +414,18 @@ class NonTensorStack(NonTensorDataBase):
             self._values[at] = value
 
     def _restructure(self, op: StructuralOp) -> NonTensorDataBase:
-        if not op.moves_rows:
-            return self._of(op.values(self._values))
-        # Whatever the operation does to a tensor of row numbers, it does to the rows.
-        return self._taken(op.rows(self._numbers()))
+        if torch.compiler.is_compiling():
+            return self._later("op", op, op.size(self._batch_size))
+        return self._of(after(self._values, op))
 
     def _divide(self, op: DividingOp) -> list[NonTensorDataBase]:
-        return [self._taken(rows) for rows in op.leaf(self._numbers())]
+        if torch.compiler.is_compiling():
+            return [self._restructure(part) for part in op.parts()]
+        numbers = numbers_of(self._batch_size)
+        return [self._of(taken(self._values, rows)) for rows in op.leaf(numbers)]
 
     def _arranged(self, fn: Callable[[Tensor], Tensor]) -> NonTensorDataBase:
-        return self._taken(fn(self._numbers()))
-
-    def _numbers(self) -> Tensor:
-        return torch.arange(self._values.size).view(self._batch_size)
-
-    def _taken(self, rows: Tensor) -> NonTensorDataBase:
-        index = rows.reshape(-1).numpy()
-        values = self._values.reshape(-1)
-        if rows.numel() and int(rows.min()) < 0:  # rows that the operation made: they hold None
-            values = np.append(values, np.array([None], dtype=object))
-        return self._of(values[index].reshape(tuple(rows.shape)))
+        return self._of(taken(self._values, fn(numbers_of(self._batch_size))))
 
     def _of(self, values: np.ndarray) -> NonTensorDataBase:
         if not values.shape:
@@ -421,18 +440,27 @@ class NonTensorStack(NonTensorDataBase):
                 f"{list(batch_size)}."
             )
         if len(batch_size) <= n:
-            return self._new(self._values, device)
-        tail = (1,) * (len(batch_size) - n)
-        values = np.broadcast_to(self._values.reshape(self._values.shape + tail), tuple(batch_size))
-        return self._new(values, device)
+            return self._over(self._cells, self._batch_size, device)
+        if torch.compiler.is_compiling():
+            return self._over(Rows.later("extend", [self._cells], batch_size), batch_size, device)
+        return self._new(extended(self._values, batch_size), device)
 
     @classmethod
     def _stack(cls, leaves: Sequence[Any], dim: int) -> Leaf:
         _same_sizes(leaves)
+        if torch.compiler.is_compiling():
+            cells = Rows.later("stack", [leaf._cells_of() for leaf in leaves], dim)
+            size = insert(leaves[0]._batch_size, dim, len(leaves))
+            return cls._over(cells, size, leaves[0]._device)
         return cls._new(np.stack([leaf._rows() for leaf in leaves], dim), leaves[0]._device)
 
     @classmethod
     def _cat(cls, leaves: Sequence[Any], dim: int) -> Leaf:
+        if torch.compiler.is_compiling():
+            cells = Rows.later("cat", [leaf._cells_of() for leaf in leaves], dim)
+            size = list(leaves[0]._batch_size)
+            size[dim] = sum(leaf._batch_size[dim] for leaf in leaves)
+            return cls._over(cells, Size(size), leaves[0]._device)
         return cls._new(np.concatenate([leaf._rows() for leaf in leaves], dim), leaves[0]._device)
 
     def __repr__(self) -> str:
