@@ -83,13 +83,25 @@ def assign(node: Node, path: Path, value: Any, non_blocking: bool = False) -> No
     Raises:
         LockedError: the node written to is locked.
     """
-    commit(*prepare(node, path, value, non_blocking))
+    whole = path
+    if len(path) > 1:
+        node, path = resolve(node, path)
+    if node._lock is not None:
+        raise LockedError
+    name = path[0]
+    # Nodes made on the way have the same batch size and device, so one check serves all.
+    node._admit(name)
+    entry = entry_of(node, value, whole, non_blocking)
+    if len(path) == 1:
+        node._store(name, entry)
+    else:
+        commit(node, path, entry)
 
 
 def prepare(
     node: Node, path: Path, value: Any, non_blocking: bool = False, ignore_lock: bool = False
 ) -> tuple[Node, Path, Entry]:
-    """Everything of `assign` but the write: arguments for `commit`."""
+    """What `assign` checks and converts, without the write: arguments for `commit`."""
     whole = path
     if len(path) > 1:
         node, path = resolve(node, path)

@@ -24,6 +24,9 @@ def selection_of(keys: Iterable[Any]) -> Selection:
     """The tree of names that a list of keys describes; a key covers the keys below it."""
     out: Selection = {}
     for key in keys:
+        if type(key) is str:
+            out[key] = None
+            continue
         path = path_of(key)
         level = out
         for name in path[:-1]:
@@ -84,8 +87,7 @@ def replace_all(node: Node, fn: Callable[[Node], dict[str, Entry]]) -> None:
     for holder, entries in [(holder, fn(holder)) for holder in holders(node)]:
         for name in list(holder._names()):
             holder._remove(name)
-        for name, entry in entries.items():
-            holder._store(name, entry)
+        holder._store_all(entries)
 
 
 def split(

@@ -245,7 +245,7 @@ class MappingMethods(Node):
             inplace: write into the entry if the key exists.
             non_blocking: how the value is copied to the device.
         """
-        path = path_of(key)
+        path = (key,) if type(key) is str else path_of(key)
         if inplace and write.contains(self, path):
             return self.set_(key, item, non_blocking=non_blocking)
         write.assign(self, path, item, non_blocking)
