@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from . import at_exit as at_exit
 from .channel import Channel
-from .exchange import DoubleBuffer, reshard
+from .double_buffer import DoubleBuffer
+from .exchange import reshard
 from .fanout import all_to_all, gather, gather_and_stack, scatter
 from .layout_sharing import share_layouts
 from .methods import DistributedMethods
 from .p2p import Options, irecv, isend, recv, send, sendrecv
 from .pending import Pending
 from .reductions import all_reduce, reduce, reduce_scatter
+from .scaled import reshard_scaled
 from .spreading import all_gather, broadcast
 from .transport import (
     Capabilities,
@@ -47,6 +49,7 @@ __all__ = [
     "isend",
     "recv",
     "reshard",
+    "reshard_scaled",
     "send",
     "share_layouts",
     "sendrecv",

@@ -144,6 +144,7 @@ class Held:
     targets: dict[str, Tensor] = field(default_factory=dict)
     queued: Barrier | None = None
     error: Exception | None = None
+    problems: list[tuple[str, str]] = field(default_factory=list)
 
     @staticmethod
     def of(td: Any, out: Any) -> Held:
@@ -233,9 +234,9 @@ class Run:
             if held.error is not None:
                 raise held.error
             sources, targets, problems = self._check(held, out is not None)
-            self.report.rows += problems
+            self.report.rows += held.problems + problems
             self.report.kind = PlanMismatch
-            if not problems:
+            if not self.report.rows:
                 space = self._workspace(sources, targets)
             if held.queued is not None:
                 held.queued.wait()
@@ -557,42 +558,3 @@ def _shared(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> lis
         for name, x in targets.items()
         if x.numel() and (at := x.untyped_storage().data_ptr()) in memory
     ]
-
-
-class DoubleBuffer:
-    """Two sets of a rank's destination tensors: one in use, one to be written.
-
-    A rank that keeps serving reads ``front`` while ``reshard(..., out=buffer.back,
-    partial=True)`` runs, then calls `swap`.
-
-    Args:
-        plan: The plan.
-        rank: This rank.
-        device: Where the tensors are.
-
-    >>> from tensordict.placement import Layout, plan_reshard
-    >>> whole = Layout.replicated([2], [0])
-    >>> buffer = DoubleBuffer(plan_reshard({"w": whole}, {"w": whole}), 0)
-    >>> back = buffer.back
-    >>> buffer.swap() is back
-    True
-    """
-
-    def __init__(self, plan: ReshardPlan, rank: int, device: Any = "cpu") -> None:
-        def fresh() -> Any:
-            tensors: dict[str, Tensor] = {}
-            for name, layout in plan.dst.items():
-                if rank in layout.ranks and name not in plan.aliases:
-                    shape = layout.local_shape(rank)
-                    tensors[name] = torch.zeros(shape, dtype=layout.dtype, device=device)
-            for name, other in plan.aliases.items():
-                if other in tensors:
-                    tensors[name] = tensors[other]
-            return tree_of(tensors)
-
-        self.front, self.back = fresh(), fresh()
-
-    def swap(self) -> Any:
-        """Exchange the two; returns the one now in front."""
-        self.front, self.back = self.back, self.front
-        return self.front

@@ -71,7 +71,7 @@ class Workspace:
         self._fill(rank, targets)
         self._sources = _Bound.of(
             [
-                _in_box(_plain(sources[slot.name]), plan.src[slot.name], rank, slot)
+                in_box(_plain(sources[slot.name]), plan.src[slot.name], rank, slot)
                 for slot in self.program.sources
             ]
         )
@@ -80,7 +80,7 @@ class Workspace:
             tensor = self.results[slot.name]
             if slot.part >= 0:
                 tensor = torch.empty(tensor.shape, dtype=slot.wire, device=tensor.device)
-            bound.append(_in_box(tensor, plan.dst[slot.name], rank, slot))
+            bound.append(in_box(tensor, plan.dst[slot.name], rank, slot))
         self._targets = _Bound.of(bound)
 
     def _fill(self, rank: int, targets: Mapping[str, Tensor]) -> None:
@@ -299,7 +299,7 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg()
 
 
-def _in_box(tensor: Tensor, layout: Layout, rank: int, slot: Slot) -> Tensor:
+def in_box(tensor: Tensor, layout: Layout, rank: int, slot: Slot) -> Tensor:
     """The tensor, or one of the boxes that it holds one after the other."""
     if slot.box < 0:
         return tensor

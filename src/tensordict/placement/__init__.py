@@ -19,6 +19,7 @@ from .policy import CastPolicy
 from .renames import strip_wrappers
 from .reshard import Layouts, ReshardPlan, plan_reshard
 from .reshard_options import ReshardOptions
+from .reshard_scales import ScaledPlan, plan_scaled_reshard
 from .routes import Move, Route
 from .rules import Rule, Spec, Target
 from .specs import spec
@@ -42,6 +43,7 @@ __all__ = [
     "ReshardPlan",
     "Route",
     "Rule",
+    "ScaledPlan",
     "Spec",
     "StagingPool",
     "Target",
@@ -62,6 +64,7 @@ __all__ = [
     "parse_dtype",
     "plan_moves",
     "plan_reshard",
+    "plan_scaled_reshard",
     "policy_for",
     "spec",
     "strip_wrappers",

@@ -167,7 +167,7 @@ class _Row(NamedTuple):
     write: tuple[int, tuple[int, ...]] | None
 
 
-class _Place:
+class Place:
     """Where boxes of a layout lie in the local tensor of a rank."""
 
     def __init__(self, layout: Layout, rank: int) -> None:
@@ -205,7 +205,7 @@ class _Compiler:
         self._copies: list[tuple[Cut, Cut]] = []
         self._reductions: list[Reduction] = []
         self._rows: dict[int, list[_Row]] = {}
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, Place] = {}
 
     def run(self) -> RankProgram:
         edges = sorted(self._plan.edges, key=lambda edge: -edge.itemsize)
@@ -226,10 +226,10 @@ class _Compiler:
             reductions=tuple(self._reductions),
         )
 
-    def _place(self, layout: Layout) -> _Place:
+    def _place(self, layout: Layout) -> Place:
         found = self._places.get(id(layout))
         if found is None:
-            found = self._places[id(layout)] = _Place(layout, self._rank)
+            found = self._places[id(layout)] = Place(layout, self._rank)
         return found
 
     def _rows_of(self, edge: Edge) -> Iterator[_Row]:

@@ -19,6 +19,7 @@ from .names import dtype_name, parse_dtype
 from .policy import CastPolicy
 from .renames import Rename, renamer
 from .reshard_geometry import intersect
+from .scaling import FP8
 from .views import Block, View, leaf, template
 
 REDUCTIONS = ("sum", "avg", "product", "max", "min")
@@ -233,6 +234,8 @@ def _target_dtype(
     source = next(iter(present))
     if isinstance(dtype, CastPolicy):
         asked = dtype.dtype_for(tuple(name.split(".")), source)
+        if dtype.scale is not None:
+            problems += [(name, text) for text in _unscaled(source, layout.dtype or asked)]
     elif dtype is not None and source.is_floating_point:
         asked = parse_dtype(dtype)
     if layout.dtype is not None:
@@ -244,6 +247,18 @@ def _target_dtype(
         listed = sorted(map(dtype_name, present))
         problems.append((name, f"made of tensors of dtypes {listed}: name one for it"))
     return source if asked is None else asked
+
+
+def _unscaled(source: torch.dtype, target: torch.dtype | None) -> list[str]:
+    """What a policy with scales asks for and a plan without them cannot do."""
+    if target is None or (source in FP8) == (target in FP8):
+        return []
+    if target in FP8:
+        return [f"{dtype_name(target)} with a scale: plan it with plan_scaled_reshard"]
+    return [
+        f"{dtype_name(source)} whose scale is to be multiplied in: reshard values and scales as they "
+        "are, and convert what arrives"
+    ]
 
 
 def _refused(layout: Layout, parts: list[Layout]) -> list[str]:

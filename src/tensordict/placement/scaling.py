@@ -41,6 +41,15 @@ def scale_of(x: Tensor, dtype: torch.dtype, batch_size: Size) -> Tensor:
     flat = x.detach().reshape(*batch_size, -1).to(torch.float32).abs()
     flat = torch.where(flat.isfinite(), flat, 0)
     largest = flat.amax(-1) if flat.shape[-1] else flat.sum(-1)
+    return scale_from(largest, dtype)
+
+
+def scale_from(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """The factors that make these values the largest of ``dtype``; 1 for 0.
+
+    >>> scale_from(torch.tensor([896.0, 0.0]), torch.float8_e4m3fn)
+    tensor([2., 1.])
+    """
     scale = largest / torch.finfo(dtype).max
     return torch.where(scale > 0, scale, 1)
 
