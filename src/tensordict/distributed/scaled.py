@@ -51,11 +51,11 @@ def reshard_scaled(
     >>> whole = {"w": Layout.replicated([4], [0, 1])}
     >>> plan = plan_scaled_reshard({"w": rows}, whole, torch.float8_e4m3fn)
     >>> def main(transport):
-    ...     mine = {"w": torch.arange(2.0) + 2 * transport.rank}
+    ...     mine = {"w": torch.full((2,), 7.0 * transport.rank)}
     ...     out = reshard_scaled(mine, plan, transport=transport).wait()
     ...     return (out["w"].float() * out["w_scale"]).tolist()
     >>> LoopbackGroup(2).run(main)[1]
-    [0.0, 1.0, 2.0, 3.0]
+    [0.0, 0.0, 7.0, 7.0]
     """
     small = {k: v for k, v in options.items() if k not in ("partial", "loader", "device")}
     runs = [begin(plan.values, group, options)]
