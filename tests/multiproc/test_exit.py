@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from tensordict.distributed import at_exit
 
 # Each child leaves a finished collective whose tensor only gloo's thread holds, keeps the lock
 # long enough that this thread has to wait for it, and exits.
@@ -50,3 +53,24 @@ def test_the_program_above_does_kill_ranks_without_us(tmp_path: Path) -> None:
     codes = bad_codes("", tmp_path)
     assert set(codes) <= {-6}
     assert codes, "torch no longer needs this: remove distributed/at_exit.py"
+
+
+def test_threads_of_our_own_end_before_the_close(monkeypatch):
+    # An exchange is over before its thread is, and a thread that drops tensors while the
+    # interpreter closes takes the process with it.
+    monkeypatch.setattr(at_exit, "has_gloo_threads", lambda: False)
+    monkeypatch.setattr(at_exit, "GRACE_S", 10.0)
+    going_on = threading.Event()
+
+    def drop_tensors():
+        going_on.wait(5)
+
+    thread = threading.Thread(target=drop_tensors, daemon=True)
+    others = set(threading.enumerate())
+    monkeypatch.setattr(
+        threading, "enumerate", lambda: [thread, *(t for t in others if not t.daemon)]
+    )
+    thread.start()
+    threading.Timer(0.05, going_on.set).start()
+    at_exit.let_threads_finish()
+    assert not thread.is_alive()

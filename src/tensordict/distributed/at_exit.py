@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 from typing import Final
 
@@ -40,6 +41,11 @@ def _name(task: str) -> str:
 
 @atexit.register
 def let_threads_finish() -> None:
-    """Release the interpreter lock for 50 ms if gloo threads may be waiting for it."""
+    """Release the interpreter lock for up to 50 ms if threads may be waiting for it."""
     if has_gloo_threads():
         time.sleep(GRACE_S)
+        return
+    end = time.monotonic() + GRACE_S
+    for thread in threading.enumerate():
+        if thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
