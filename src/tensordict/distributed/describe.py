@@ -140,6 +140,7 @@ def describe(
     if not out.pointers:
         # Sparse leaves are plain tensors by class: look at each entry.
         out = _walk(node, new(), bundle, careful=True)
+        out.schema.dtypes = [x.dtype for x in out.parts]
     _add_columns(out.schema, out.parts)
     _add_memory(out)
     return out
@@ -225,7 +226,6 @@ def _plain(leaf: Tensor, path: tuple[str, ...]) -> Tensor:
 
 
 def _add_columns(schema: Schema, parts: list[Tensor]) -> None:
-    schema.dtypes = [x.dtype for x in parts]
     schema.shapes = [x.shape for x in parts]
     grads = [x.requires_grad for x in parts]
     if True in grads:

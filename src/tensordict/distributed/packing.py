@@ -86,8 +86,10 @@ class Packing:
 
     def apart(self, n: int) -> tuple[int, ...]:
         """Those of ``n`` parts that do not lie in a group which one call fills."""
-        grouped = {i for group in self.groups if _is_block(group) for i in group.parts}
-        return tuple(i for i in range(n) if i not in grouped)
+        blocks = [group.parts for group in self.groups if _is_block(group)]
+        if sum(map(len, blocks)) == n:
+            return ()
+        return tuple(sorted(set(range(n)).difference(*blocks)))
 
     @property
     def order(self) -> tuple[int, ...]:

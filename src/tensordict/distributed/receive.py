@@ -8,6 +8,7 @@ arrived and was verified.  Until then nothing that the user sees has changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import torch
@@ -26,8 +27,8 @@ from .link import Link, Request
 from .packing import formatted, take_apart
 from .schema import COMPOSITE, NODE, TENSOR, VALUE, Composite, Schema, differences, places
 
-# A guess that is wrong costs its memory for the length of one exchange.
-_GUESS_BELOW: Final = 16 << 20
+# A guess that is wrong costs its memory, untouched, for the length of one exchange.
+_GUESS_BELOW: Final = 256 << 20
 
 
 class Landing(Protocol):
@@ -95,12 +96,13 @@ class New:
     def look(self, request: Request) -> Exception | None:
         """Lay out what the peer will probably send, since there is nothing else to do."""
         entry = request.endpoint.expected(request.peer)
-        if entry is None or entry.schema.values or entry.packing.large:
+        if entry is None or entry.schema.values:
             return None
-        if entry.packing.packed_nbytes <= _GUESS_BELOW:
-            landing = _NewLanding(self, entry, 0)
-            landing.prepare()
-            self._guess = entry, landing
+        if entry.packing.nbytes <= min(_GUESS_BELOW, request.limits.max_payload_nbytes):
+            with suppress(RuntimeError, MemoryError):  # told to the sender, if it comes to that
+                landing = _NewLanding(self, entry, 0)
+                landing.prepare()
+                self._guess = entry, landing
         return None
 
     def mismatch(self, entry: Known, link: Link) -> Exception | None:
