@@ -137,7 +137,7 @@ def measure(rank: int, size: int, rounds: int, collect: bool, only: str) -> list
         base = flat_send(nbytes, rank)
         if name == "all_reduce":
             base = lambda data=data: dist.all_reduce(data)  # noqa: E731
-        n = max(3, rounds // 8) if nbytes > 8 * MIB else rounds
+        n = max(3, rounds // 2) if nbytes > 8 * MIB else rounds
         flat, ours = best_of(base, form(name, td, rank), n)
         rows.append(
             {
