@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from .._typing import Path
-from ..device.kinds import PLAIN_TENSORS, MoveKind, classify, is_accelerator
+from ..device.kinds import MoveKind, classify, is_accelerator
 from ..device.ops import ops_for
+from ..storage import ties
 from .casts import Loss, can_lose
 from .names import dtype_name
 
@@ -164,8 +165,7 @@ class Move:
 def ties_of(tensors: Sequence[Tensor], plain: bool | None = None) -> dict[int, int] | None:
     """For each tensor that is a tie, the position of the first tensor with the same memory.
 
-    A tie has equal storage, offset, shape, strides and dtype.  Different tensors that require
-    gradients are no ties: each keeps a history of its own.
+    Different tensors that require gradients are no ties: each keeps a history of its own.
 
     Args:
         tensors: Any tensors.
@@ -174,40 +174,11 @@ def ties_of(tensors: Sequence[Tensor], plain: bool | None = None) -> dict[int, i
     Returns:
         ``None`` when there are none.
     """
-    if torch.compiler.is_compiling():
-        return None  # addresses do not trace; a graph copies each value by itself
-    # Most trees have no ties: one set of addresses tells.
-    if plain is None:
-        plain = PLAIN_TENSORS.issuperset(map(type, tensors))
-    if plain and _all_apart(tensors):
-        return None
-    first: dict[Any, int] = {}
-    ties: dict[int, int] = {}
-    for index, x in enumerate(tensors):
-        seen = first.setdefault(_memory_key(x), index)
-        if seen != index:
-            ties[index] = seen
-    return ties or None
+    return ties.ties_of(tensors, _memory_and_history, plain)
 
 
-def _all_apart(tensors: Sequence[Tensor]) -> bool:
-    """Whether all addresses differ; False where they cannot be asked (vmap, sparse, empty)."""
-    try:
-        return len(set(map(Tensor.data_ptr, tensors))) == len(tensors)
-    except RuntimeError:
-        return False
-
-
-def _memory_key(x: Tensor) -> Any:
-    if x.requires_grad:
-        return id(x)
-    try:
-        if x.numel() == 0:
-            return id(x)
-        place = x.untyped_storage()._cdata, x.storage_offset()
-        return place, x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
-    except (RuntimeError, NotImplementedError, TypeError):
-        return id(x)  # no storage of its own (a wrapper subclass, vmap)
+def _memory_and_history(x: Tensor) -> Any:
+    return id(x) if x.requires_grad else ties.memory_of(x)
 
 
 def route_text(route: Route) -> str:

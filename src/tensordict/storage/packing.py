@@ -20,7 +20,7 @@ from .._keys import short
 from .._typing import Path
 from ..errors import EntryTypeError, table_of
 from .buffer import HOST_ALIGNMENT, BufferLayout, layout_of, views, why_not_bytes
-from .ties import tied_to
+from .ties import ties_of
 
 # How a leaf is made of its parts: the name of a function below, and its arguments.
 Recipe = tuple[str, Any]
@@ -93,14 +93,12 @@ def plan_packing(
                 [(names[i], why) for i, why in bad],
             )
         )
-    first = tied_to(parts)
-    if first is None:
+    ties = ties_of(parts)
+    if ties is None:
         return Packing(layout_of(parts, alignment), None, tuple(joins)), parts
-    place: dict[int, int] = {}
-    for i in first:
-        place.setdefault(i, len(place))
+    place = {i: k for k, i in enumerate(i for i in range(len(parts)) if i not in ties)}
     stored = [parts[i] for i in place]
-    slots = tuple(place[i] for i in first)
+    slots = tuple(place[ties.get(i, i)] for i in range(len(parts)))
     return Packing(layout_of(stored, alignment), slots, tuple(joins)), stored
 
 
