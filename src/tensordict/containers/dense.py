@@ -16,6 +16,7 @@ from ..core.node import KEEP, Entry, Node
 from ..core.registry import register_node
 from ..core.sizes import EMPTY, as_size
 from ..core.structural import DimNames, DividingOp, StructuralOp
+from ..core.torch_function import dispatch
 from ..errors import EntryTypeError
 from ..ops.combine import cat_entries, stack_entries
 from ..ops.metadata import check_names
@@ -109,6 +110,17 @@ class TensorDict(TensorDictBase):
         out._undo = None
         return out
 
+    # Here, and not only in a base: torch looks it up along all bases, for each argument.
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return dispatch(func, args, kwargs)
+
     # --- primitives --------------------------------------------------------------
 
     def _fetch(self, name: str) -> Entry | None:
@@ -189,11 +201,14 @@ class TensorDict(TensorDictBase):
         return self._new(entries, self._batch_size, self._dim_names, self._device)
 
     def _restructure(self, op: StructuralOp) -> Self:
-        leaf = op.leaf
-        entries: dict[str, Entry] = {
-            name: leaf(entry) if type(entry) is Tensor else _restructured(op, entry)
-            for name, entry in self._entries.items()
-        }
+        entries = self._entries.copy()
+        xs: list[Any] = [entry for entry in entries.values() if type(entry) is Tensor]
+        if len(xs) == len(entries):
+            entries = dict(zip(entries, op.leaves(xs)))
+        else:
+            done = iter(op.leaves(xs))
+            for name, entry in entries.items():
+                entries[name] = next(done) if type(entry) is Tensor else _restructured(op, entry)
         names = self._dim_names
         if names is not None:
             names = op.names(names)

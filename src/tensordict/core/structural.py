@@ -42,7 +42,11 @@ class StructuralOp:
 
     def leaf(self, x: Tensor) -> Tensor:
         """The operation on one tensor of shape ``[*B, *F]``."""
-        raise NotImplementedError
+        return self.leaves([x])[0]
+
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        """The operation on several; an operation defines this, which costs less a tensor, or `leaf`."""
+        return [self.leaf(x) for x in xs]
 
     def rows(self, x: Tensor) -> Tensor:
         """The operation on a tensor of row numbers; -1 where the result has a row of its own."""

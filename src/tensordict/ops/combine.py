@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -84,8 +85,8 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         )
     dim %= ndim
     batch = first._batch_size
-    for i, part in enumerate(parts):
-        other = part._batch_size
+    sizes = [part._batch_size for part in parts]
+    for i, other in enumerate(() if sizes.count(batch) == len(sizes) else sizes):
         if len(other) != ndim or other[:dim] != batch[:dim] or other[dim + 1 :] != batch[dim + 1 :]:
             raise BatchSizeError(
                 f"Cannot concatenate along dim {dim}: expected batch sizes that differ only there, "
@@ -97,22 +98,19 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
 def stack_entries(nodes: Sequence[Any], dim: int) -> Any:
     """`stack` of nodes that are dicts of entries, after the checks; keys come out sorted."""
     first = nodes[0]
-    entries: dict[str, Entry] = {}
     columns: dict[str, Any] = dict(_columns(nodes, ShapeError))
-    for name in sorted(columns):
-        column = columns[name]
-        head = column[0]
-        if type(head) is Tensor:
-            try:
-                entries[name] = torch.stack(column, dim)
-            except (RuntimeError, TypeError, IndexError) as err:
-                raise _not_joined(torch.stack, column, name, err) from None
-        elif isinstance(head, Tensor):
-            entries[name] = _joined(torch.stack, column, dim, name)
-        elif isinstance(head, Node):
-            entries[name] = _stack_nodes(column, dim, name)
-        else:
-            entries[name] = _join_leaves(column, dim, name, True)
+    entries = _tensors_joined(torch.stack, first, columns, dim)
+    if entries is None:
+        entries = {}
+        for name, column in columns.items():
+            head = column[0]
+            if isinstance(head, Tensor):
+                entries[name] = _joined(torch.stack, column, dim, name)
+            elif isinstance(head, Node):
+                entries[name] = _stack_nodes(column, dim, name)
+            else:
+                entries[name] = _join_leaves(column, dim, name, True)
+    entries = {name: entries[name] for name in sorted(entries)}
     dim_names = _merged_names(nodes)
     if dim_names is not None:
         dim_names = [*dim_names[:dim], None, *dim_names[dim:]]
@@ -124,21 +122,19 @@ def stack_entries(nodes: Sequence[Any], dim: int) -> Any:
 def cat_entries(nodes: Sequence[Any], dim: int) -> Any:
     """`cat` of nodes that are dicts of entries, after the checks."""
     first = nodes[0]
-    entries: dict[str, Entry] = {}
-    for name, column in _columns(nodes, StructureError):
-        head = column[0]
-        if type(head) is Tensor:
-            try:
-                entries[name] = torch.cat(column, dim)
-            except (RuntimeError, TypeError, IndexError) as err:
-                raise _not_joined(torch.cat, column, name, err) from None
-        elif isinstance(head, Tensor):
-            entries[name] = _joined(torch.cat, column, dim, name)
-        elif isinstance(head, Node):
-            _same_kind(column, name)
-            entries[name] = _inside(name, type(head)._cat, column, dim)
-        else:
-            entries[name] = _join_leaves(column, dim, name, False)
+    columns: dict[str, Any] = dict(_columns(nodes, StructureError))
+    entries = _tensors_joined(torch.cat, first, columns, dim)
+    if entries is None:
+        entries = {}
+        for name, column in columns.items():
+            head = column[0]
+            if isinstance(head, Tensor):
+                entries[name] = _joined(torch.cat, column, dim, name)
+            elif isinstance(head, Node):
+                _same_kind(column, name)
+                entries[name] = _inside(name, type(head)._cat, column, dim)
+            else:
+                entries[name] = _join_leaves(column, dim, name, False)
     size = list(first._batch_size)
     size[dim] = sum([node._batch_size[dim] for node in nodes])
     return first._like(entries, Size(size), _merged_names(nodes), _one_device(nodes))
@@ -228,12 +224,11 @@ def _all_nodes(parts: Sequence[Any], what: str) -> None:
 
 def _columns(nodes: Sequence[Any], error: type[Exception]) -> Iterable[tuple[str, Any]]:
     """Each name with its entries in all nodes."""
-    names = list(nodes[0]._names())
-    for node in nodes:
-        if list(node._names()) != names:
-            _check_names(nodes, error)
-            return [(name, [node._fetch(name) for node in nodes]) for name in names]
-    return zip(names, zip(*[node._contents() for node in nodes]))
+    names = [list(node._names()) for node in nodes]
+    if names.count(names[0]) == len(names):
+        return zip(names[0], zip(*[node._contents() for node in nodes]))
+    _check_names(nodes, error)
+    return [(name, [node._fetch(name) for node in nodes]) for name in names[0]]
 
 
 def _check_names(nodes: Sequence[Any], error: type[Exception]) -> None:
@@ -247,8 +242,25 @@ def _check_names(nodes: Sequence[Any], error: type[Exception]) -> None:
             )
 
 
+def _tensors_joined(
+    join: Any, first: Node, columns: dict[str, Any], dim: int
+) -> dict[str, Entry] | None:
+    """The entries of a result where ``first`` holds plain tensors only and torch joins them all.
+
+    None otherwise: joined one after the other, an error can say of which name it is.
+    """
+    if first._flat_tensors() is None:
+        return None
+    try:
+        return dict(zip(columns, map(join, columns.values(), repeat(dim))))
+    except (RuntimeError, TypeError, IndexError) as err:
+        if isinstance(err, torch.OutOfMemoryError):
+            raise
+        return None
+
+
 def _joined(join: Any, column: Sequence[Any], dim: int, name: str) -> Tensor:
-    """`torch.stack` or `torch.cat` of tensors of other classes than `Tensor`."""
+    """`torch.stack` or `torch.cat` of the entries of a name."""
     if column[0].is_nested and join is torch.cat:
         _same_kind(column, name)
         return jagged.joined(column)

@@ -19,6 +19,7 @@ from ..core.structural import DimNames, StructuralOp, named
 from ..core.undo import itself
 from ..errors import DimError, EntryTypeError
 from .bits import AS_INTEGERS, bits
+from .shape import beside
 
 _FULL = slice(None)
 _TRUTH = (bool, np.bool_)
@@ -64,6 +65,10 @@ class Index(StructuralOp):
     def leaf(self, x: Tensor) -> Tensor:
         out: Tensor = x[self.key]
         return out
+
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        key = self.key
+        return [x[key] for x in xs]
 
     def write(self, target: Tensor, value: Tensor) -> None:
         """Write a value of its dtype and device that broadcasts to the rows of one tensor."""
@@ -115,27 +120,29 @@ class Span(Index):
 class Rows(Index):
     """Rows of one batch dimension by a tensor of positions that were checked."""
 
-    __slots__ = ("dim", "flat", "index", "on_cpu")
+    __slots__ = ("dim", "flat", "index")
 
     def __init__(self, index: Tensor, dim: int, batch: Size) -> None:
         self.parts = (*[_FULL] * dim, index)
         self.key = self.parts if dim else index
         self.index = index
         self.flat = index if index.ndim == 1 else index.reshape(-1)
-        self.on_cpu = index.is_cpu  # comparing devices costs more
         self.dim = dim
         self.ndim = len(batch)
         self.out = batch[:dim] + index.shape + batch[dim + 1 :]
         self.is_view = False
 
     def leaf(self, x: Tensor) -> Tensor:
+        return self.leaves([x])[0]
+
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
         dim, flat, index = self.dim, self.flat, self.index
-        if not (self.on_cpu and x.is_cpu) and flat.device != x.device:
-            flat = flat.to(x.device)
-        out = x.index_select(dim, flat)  # several times faster than x[rows]
-        if flat is index or index.ndim == 1:
+        # Several times faster than x[rows].
+        out = [x.index_select(dim, beside(flat, x)) for x in xs]
+        if index.ndim == 1:
             return out
-        return out.view(*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+        shape = index.shape
+        return [y.view(*x.shape[:dim], *shape, *x.shape[dim + 1 :]) for x, y in zip(xs, out)]
 
     def copy(self, target: Tensor, value: Tensor) -> None:
         if target.dtype in AS_INTEGERS:

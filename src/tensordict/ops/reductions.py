@@ -162,11 +162,13 @@ class Reduce(StructuralOp):
         left = [name for i, name in enumerate(names) if i not in self.dims]
         return named(left)
 
-    def leaf(self, x: Tensor) -> Tensor:
-        if self.direct is not None:
-            return self.direct(x)
-        dims = tuple(range(x.ndim)) if self.dims is None else self.dims
-        return self.fold(x, dims, self.keepdim)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        direct, fold, dims, keepdim = self.direct, self.fold, self.dims, self.keepdim
+        if direct is not None:
+            return [direct(x) for x in xs]
+        if dims is None:
+            return [fold(x, tuple(range(x.ndim)), keepdim) for x in xs]
+        return [fold(x, dims, keepdim) for x in xs]
 
     def values(self, rows: np.ndarray) -> np.ndarray:
         """One list of values for each element of the result."""
@@ -203,8 +205,9 @@ class Along(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return names
 
-    def leaf(self, x: Tensor) -> Tensor:
-        return self.fn(x, self.dim)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        fn, dim = self.fn, self.dim
+        return [fn(x, dim) for x in xs]
 
     def values(self, rows: np.ndarray) -> np.ndarray:
         """Values without an order stay."""

@@ -10,8 +10,9 @@ unchanged, like the trailing dimensions of a leaf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -34,9 +35,6 @@ class View(StructuralOp):
 
     shape: Size
     ndim: int
-    # Leaves of one shape follow each other often: the sizes of the last one are kept.
-    _seen: Size | None = field(default=None, init=False, repr=False, compare=False)
-    _sizes: Dims = field(default=(), init=False, repr=False, compare=False)
 
     def size(self, batch: Size) -> Size:
         return self.shape + batch[self.ndim :]
@@ -44,14 +42,16 @@ class View(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return named([*[None] * len(self.shape), *names[self.ndim :]])
 
-    def leaf(self, x: Tensor) -> Tensor:
-        sizes = self._sizes if x.shape == self._seen else self._full(x.shape)
-        return x.view(*sizes) if sizes else x.view(sizes)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        return [x.view(*sizes) if sizes else x.view(sizes) for x, sizes in self._sizes(xs)]
 
-    def _full(self, shape: Size) -> Dims:
-        self._seen = shape
-        self._sizes = sizes = (*self.shape, *shape[self.ndim :])
-        return sizes
+    def _sizes(self, xs: list[Tensor]) -> Iterable[tuple[Tensor, Dims]]:
+        """Each tensor with its new shape."""
+        shapes = [x.shape for x in xs]
+        head, n = self.shape, self.ndim
+        if shapes and shapes.count(shapes[0]) == len(shapes):  # the common tree
+            return zip(xs, repeat((*head, *shapes[0][n:])))
+        return [(x, (*head, *shape[n:])) for x, shape in zip(xs, shapes)]
 
     def inverse(self, batch: Size) -> StructuralOp:
         return Reshape(batch, len(self.shape))
@@ -61,9 +61,8 @@ class View(StructuralOp):
 class Reshape(View):
     """Another shape, a view where the memory allows it."""
 
-    def leaf(self, x: Tensor) -> Tensor:
-        sizes = self._sizes if x.shape == self._seen else self._full(x.shape)
-        return x.reshape(*sizes) if sizes else x.reshape(sizes)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        return [x.reshape(*sizes) if sizes else x.reshape(sizes) for x, sizes in self._sizes(xs)]
 
 
 @dataclass(slots=True)
@@ -80,8 +79,9 @@ class Flatten(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return named([*names[: self.start], None, *names[self.end + 1 :]])
 
-    def leaf(self, x: Tensor) -> Tensor:
-        return x.flatten(self.start, self.end)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        start, end = self.start, self.end
+        return [x.flatten(start, end) for x in xs]
 
     def inverse(self, batch: Size) -> StructuralOp:
         return Unflatten(self.start, batch[self.start : self.end + 1])
@@ -93,8 +93,6 @@ class Unflatten(StructuralOp):
 
     dim: int
     sizes: Size
-    _seen: Size | None = field(default=None, init=False, repr=False, compare=False)
-    _full: Dims = field(default=(), init=False, repr=False, compare=False)
 
     def size(self, batch: Size) -> Size:
         return batch[: self.dim] + self.sizes + batch[self.dim + 1 :]
@@ -103,12 +101,18 @@ class Unflatten(StructuralOp):
         new = [None] * (len(self.sizes) - 1)
         return named([*names[: self.dim], *new, *names[self.dim :]])
 
-    def leaf(self, x: Tensor) -> Tensor:
-        shape, dim = x.shape, self.dim
-        if shape != self._seen:
-            self._seen = shape
-            self._full = (*shape[:dim], *self.sizes, *shape[dim + 1 :])
-        return x.view(*self._full)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        dim, sizes = self.dim, self.sizes
+        out = []
+        seen: Size | None = None  # leaves of one shape follow each other often
+        full: Dims = ()
+        for x in xs:
+            shape = x.shape
+            if shape != seen:
+                seen = shape
+                full = (*shape[:dim], *sizes, *shape[dim + 1 :])
+            out.append(x.view(*full))
+        return out
 
     def inverse(self, batch: Size) -> StructuralOp:
         return Flatten(self.dim, self.dim + len(self.sizes) - 1, batch[self.dim])
@@ -126,8 +130,9 @@ class Unsqueeze(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return [*names[: self.dim], None, *names[self.dim :]]
 
-    def leaf(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(self.dim) if self.dim else x[None]  # which is faster
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        dim = self.dim
+        return [x.unsqueeze(dim) for x in xs] if dim else [x[None] for x in xs]  # faster
 
     def inverse(self, batch: Size) -> StructuralOp:
         return Squeeze((self.dim,))
@@ -145,9 +150,9 @@ class Squeeze(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return named([name for i, name in enumerate(names) if i not in self.dims])
 
-    def leaf(self, x: Tensor) -> Tensor:
-        dims = self.dims
-        return x.squeeze(dims[0]) if len(dims) == 1 else x.squeeze(dims)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        dims: Any = self.dims[0] if len(self.dims) == 1 else self.dims
+        return [x.squeeze(dims) for x in xs]
 
     def inverse(self, batch: Size) -> StructuralOp:
         shape = Size([n for i, n in enumerate(batch) if i not in self.dims])
@@ -166,10 +171,13 @@ class Permute(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return [*[names[i] for i in self.dims], *names[len(self.dims) :]]
 
-    def leaf(self, x: Tensor) -> Tensor:
-        if not x.ndim:
-            return x  # torch takes no empty list of dimensions one by one
-        return x.permute(*self.dims, *range(len(self.dims), x.ndim))
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        dims, n = self.dims, len(self.dims)
+        ranks = {x.ndim for x in xs}
+        if len(ranks) == 1 and 0 not in ranks:  # the common tree
+            order = (*dims, *range(n, ranks.pop()))
+            return [x.permute(*order) for x in xs]
+        return [x.permute((*dims, *range(n, x.ndim))) for x in xs]
 
     def inverse(self, batch: Size) -> StructuralOp:
         back = [0] * len(self.dims)
@@ -191,8 +199,9 @@ class Transpose(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return _swapped(names, self.dim0, self.dim1)
 
-    def leaf(self, x: Tensor) -> Tensor:
-        return x.transpose(self.dim0, self.dim1)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        dim0, dim1 = self.dim0, self.dim1
+        return [x.transpose(dim0, dim1) for x in xs]
 
     def inverse(self, batch: Size) -> StructuralOp:
         return self
@@ -216,9 +225,13 @@ class Expand(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return [*[None] * (len(self.shape) - self.ndim), *names]
 
-    def leaf(self, x: Tensor) -> Tensor:
-        sizes = (*self.shape, *(-1,) * (x.ndim - self.ndim))
-        return x.expand(*sizes) if sizes else x.expand(sizes)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        shape, n = self.shape, self.ndim
+        ranks = {x.ndim for x in xs}
+        if len(ranks) == 1 and shape:  # the common tree
+            sizes = (*shape, *(-1,) * (ranks.pop() - n))
+            return [x.expand(*sizes) for x in xs]
+        return [x.expand((*shape, *(-1,) * (x.ndim - n))) for x in xs]
 
 
 @dataclass(slots=True)
@@ -243,8 +256,9 @@ class Narrow(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return names
 
-    def leaf(self, x: Tensor) -> Tensor:
-        return x.narrow(self.dim, self.start, self.length)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        dim, start, length = self.dim, self.start, self.length
+        return [x.narrow(dim, start, length) for x in xs]
 
 
 @dataclass(slots=True)
@@ -262,8 +276,9 @@ class Pick(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return named([*names[: self.dim], *names[self.dim + 1 :]])
 
-    def leaf(self, x: Tensor) -> Tensor:
-        return x.select(self.dim, self.row)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        dim, row = self.dim, self.row
+        return [x.select(dim, row) for x in xs]
 
 
 @dataclass(slots=True)
@@ -279,10 +294,12 @@ class Roll(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return names
 
-    def leaf(self, x: Tensor) -> Tensor:
-        shifts, dims = self.shifts, self.dims
-        # torch reads ints faster than tuples, here and in flip.
-        return x.roll(shifts[0], dims[0]) if len(dims) == 1 else x.roll(shifts, dims)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        shifts: Any = self.shifts
+        dims: Any = self.dims
+        if len(dims) == 1:  # torch reads ints faster than tuples, here and in flip
+            shifts, dims = shifts[0], dims[0]
+        return [x.roll(shifts, dims) for x in xs]
 
 
 @dataclass(slots=True)
@@ -316,9 +333,9 @@ class Flip(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return names
 
-    def leaf(self, x: Tensor) -> Tensor:
-        dims = self.dims
-        return x.flip(dims[0]) if len(dims) == 1 else x.flip(dims)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        dims: Any = self.dims[0] if len(self.dims) == 1 else self.dims
+        return [x.flip(dims) for x in xs]
 
 
 @dataclass(slots=True)
@@ -396,9 +413,9 @@ class RepeatInterleave(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return names
 
-    def leaf(self, x: Tensor) -> Tensor:
-        index = self.index
-        return x.index_select(self.dim, index if index.device == x.device else index.to(x.device))
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        dim, index = self.dim, self.index
+        return [x.index_select(dim, beside(index, x)) for x in xs]
 
 
 @dataclass(slots=True, eq=False)
@@ -409,8 +426,6 @@ class Gather(StructuralOp):
 
     dim: int
     index: Tensor
-    _seen: Any = field(default=None, init=False, repr=False)
-    _wide: Any = field(default=None, init=False, repr=False)
 
     def size(self, batch: Size) -> Size:
         return self.index.shape + batch[self.index.ndim :]
@@ -418,15 +433,22 @@ class Gather(StructuralOp):
     def names(self, names: DimNames) -> DimNames | None:
         return names
 
-    def leaf(self, x: Tensor) -> Tensor:
-        # The index as leaves of the last shape and device needed it: most leaves share both.
-        if x.shape != self._seen or x.device != self._wide.device:
-            index, tail = self.index.to(x.device), x.shape[self.index.ndim :]
-            self._seen = x.shape
-            self._wide = index.view(index.shape + (1,) * len(tail)).expand(index.shape + tail)
-        if x.dtype in AS_INTEGERS:
-            return bits(x).gather(self.dim, self._wide).view(x.dtype)
-        return x.gather(self.dim, self._wide)
+    def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
+        dim, index = self.dim, self.index
+        out = []
+        seen: Size | None = None  # leaves of one shape follow each other often
+        wide = index
+        for x in xs:
+            shape = x.shape
+            if shape != seen:
+                seen, tail = shape, shape[index.ndim :]
+                wide = index.view(index.shape + (1,) * len(tail)).expand(index.shape + tail)
+            at = beside(wide, x)
+            if x.dtype in AS_INTEGERS:
+                out.append(bits(x).gather(dim, at).view(x.dtype))
+            else:
+                out.append(x.gather(dim, at))
+        return out
 
 
 @dataclass(slots=True)
@@ -465,6 +487,13 @@ class Pad(StructuralOp):
         for before, after in reversed(self.pads):
             widths += (before, after)
         return torch.nn.functional.pad(x, widths, value=value)
+
+
+def beside(index: Tensor, x: Tensor) -> Tensor:
+    """An index on the device of a tensor."""
+    if index.is_cpu and x.is_cpu:  # comparing devices costs more
+        return index
+    return index if index.device == x.device else index.to(x.device)
 
 
 def _tiled(x: Tensor, repeats: Dims, ndim: int) -> Tensor:
