@@ -120,13 +120,14 @@ class Span(Index):
 class Rows(Index):
     """Rows of one batch dimension by a tensor of positions that were checked."""
 
-    __slots__ = ("dim", "flat", "index")
+    __slots__ = ("dim", "flat", "index", "on_cpu")
 
     def __init__(self, index: Tensor, dim: int, batch: Size) -> None:
         self.parts = (*[_FULL] * dim, index)
         self.key = self.parts if dim else index
         self.index = index
         self.flat = index if index.ndim == 1 else index.reshape(-1)
+        self.on_cpu = index.is_cpu  # comparing devices costs more
         self.dim = dim
         self.ndim = len(batch)
         self.out = batch[:dim] + index.shape + batch[dim + 1 :]
