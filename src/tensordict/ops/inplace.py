@@ -7,6 +7,8 @@ itself, a shape) is found before the first leaf is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 import torch
@@ -38,8 +40,9 @@ def write_each(
         kwargs: keyword arguments of both forms.
     """
     kwargs = kwargs or {}
-    if len(xs) > 1:
-        lists = [o for o in operands if type(o) is list]
+    lists = [o for o in operands if type(o) is list]
+    alike = len(xs) > 2 and _alike(xs, lists)
+    if len(xs) > 1 and not alike:
         for ys in lists:
             _check_shapes(node, xs, ys)
         if not _uniform(xs) or not all(map(_one_dtype, lists)):
@@ -48,7 +51,7 @@ def write_each(
                 each = None
         elif not one_grad(*lists):
             each = None
-    if each is not None and grouped(xs):
+    if each is not None and (transforms() is None if alike else grouped(xs)):
         try:
             each(xs, *operands, **kwargs)
             return
@@ -56,6 +59,38 @@ def write_each(
             pass
     for i, x in enumerate(xs):
         fn(x, *(o[i] if type(o) is list else o for o in operands), **kwargs)
+
+
+def _alike(xs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether what torch would refuse on a leaf, it would refuse on the first: the common trees.
+
+    One pass over plain tensors of one dtype that record no gradients, operands in their shapes.
+    """
+    dtype = xs[0].dtype
+    for x in xs:
+        if (
+            type(x) is not Tensor
+            or x.dtype is not dtype
+            or x.requires_grad
+            or not x.is_contiguous()
+        ):
+            return False
+    for ys in lists:
+        first = ys[0]
+        if first is ys[-1] and not first.ndim:  # a number, the same for every leaf
+            if first.requires_grad or not all(map(is_, ys, repeat(first))):
+                return False
+            continue
+        dtype = first.dtype
+        for x, y in zip(xs, ys):
+            if (
+                type(y) is not Tensor
+                or y.dtype is not dtype
+                or y.shape != x.shape
+                or y.requires_grad
+            ):
+                return False
+    return True
 
 
 def _half_differentiable(xs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]) -> bool:

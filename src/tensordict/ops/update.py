@@ -321,7 +321,7 @@ def _copied(node: Any, source: Any, non_blocking: bool) -> bool:
                 return False
         else:
             return False
-    if len(xs) != len(ys) or names != others or not xs or transforms() is not None:
+    if names != others or not xs or transforms() is not None:
         return False
     if nested:
         xs = [x for x in xs if type(x) is Tensor]
