@@ -392,6 +392,41 @@ def test_equal_questions_have_one_plan():
         ReshardPlan.from_json({**data, "version": 2})
 
 
+def test_a_renamed_and_tied_plan_comes_back_from_json():
+    # "a.b" keeps its name although "a" does not.
+    src = Layouts(
+        {"m.a": rows((8, 4), [0, 1]), "m.a.b": rows((4,), [0, 1]), "m.t": rows((8, 4), [0, 1])},
+        ties={"m.t": "m.a"},
+    )
+    names = {"m.a": "x", "m.t": "t", "m.a.b": "m.a.b"}
+    dst = {"x": columns((8, 4), [2]), "t": rows((8, 4), [2]), "m.a.b": rows((4,), [2])}
+    plan = plan_reshard(src, dst, rename=names.__getitem__)
+    again = ReshardPlan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again == plan and again.aliases == plan.aliases
+    assert list(again.src) == list(plan.src)
+
+
+def test_ties_of_ties_are_one_tensor_and_must_be_laid_out_alike():
+    a = rows((8, 4), [0, 1])
+    src = Layouts({"a": a, "b": a, "c": a}, ties={"c": "b", "b": "a"})
+    dst = {name: columns((8, 4), [2]) for name in src}
+    plan = plan_reshard(src, dst)
+    assert plan.aliases == {"b": "a", "c": "a"} and list(plan.src) == ["a"]
+    src["b"] = columns((8, 4), [0, 1])
+    with pytest.raises(LayoutError, match="'b'  tied to 'a', which is laid out otherwise"):
+        plan_reshard(src, dst)
+
+
+def test_only_some_tensors():
+    src = {name: rows((4,), [0, 1]) for name in ("q", "k", "lora.a", "lora.b")}
+    dst = {"qk": rows((8,), [2]), "lora.a": rows((4,), [2]), "lora.b": rows((4,), [2])}
+    made = {"qk": views.concat(["q", "k"])}
+    plan = plan_reshard(src, dst, views=made, only="lora.*")
+    assert list(plan.dst) == ["lora.a", "lora.b"] and plan.unused == ("q", "k")
+    with pytest.raises(LayoutError, match=r"'\*laro\*'  asked for"):
+        plan_reshard(src, dst, views=made, only=["qk", "*laro*"])
+
+
 def test_the_order_of_tensors_does_not_matter():
     src = {f"p{i}": rows((8 + i, 4), [0, 1]) for i in (3, 1, 2)}
     dst = {name: columns(x.shape, [1, 2]) for name, x in src.items()}

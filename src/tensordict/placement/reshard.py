@@ -280,15 +280,17 @@ class ReshardPlan:
             items = side.items() if in_order else sorted(side.items())
             return [[n, layouts.setdefault(layout, len(layouts))] for n, layout in items]
 
-        src, dst = leaves(self._draft.src), leaves(self.dst)
+        names = self._draft.names
+        src = leaves({names[new]: layout for new, layout in self._draft.src.items()})
+        dst = leaves(self.dst)
         return {
             "version": PLAN_VERSION,
             "src": src,
             "dst": dst,
             "layouts": [layout.to_json() for layout in layouts],
-            "renames": sorted([old, new] for new, old in self._draft.names.items() if old != new),
+            "renames": sorted([old, new] for new, old in names.items() if old != new),
             "views": {name: view.to_json() for name, view in self._draft.views.items()},
-            "ties": dict(sorted(self._draft.ties.items())),
+            "ties": {names[a]: names[b] for a, b in sorted(self._draft.ties.items())},
             "options": asdict(self.options),
         }
 
@@ -307,10 +309,11 @@ class ReshardPlan:
         options = dict(data["options"])
         options["hosts"] = {int(rank): int(host) for rank, host in options["hosts"]}
         src = Layouts({name: layouts[i] for name, i in data["src"]}, ties=data["ties"])
+        renames = dict(map(tuple, data["renames"]))
         plan = plan_reshard(
             src,
             {name: layouts[i] for name, i in data["dst"]},
-            rename=dict(map(tuple, data["renames"])),
+            rename=lambda name: renames.get(name, name),  # each name by itself
             views={name: View.from_json(view) for name, view in data["views"].items()},
             **options,
         )

@@ -5,7 +5,7 @@ Everything that does not fit is collected and raised at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
@@ -87,9 +87,9 @@ def resolve(
     """
     problems: list[tuple[str, str]] = []
     sources, names = _renamed(src, rename, problems)
-    wanted = _selected(_by_name(dst, problems), only)
-    new = {old: name for name, old in names.items()}
-    tied = {new[a]: new[b] for a, b in ties.items() if a in new and b in new}
+    every = _by_name(dst, problems)
+    wanted = _selected(every, only, problems)
+    tied = _tied(ties, sources, names, problems)
     sources = {name: layout.as_dtype(_dtype(layout)) for name, layout in sources.items()}
     shapes = {name: layout.shape for name, layout in sources.items()}
     finder = _Finder({name_of(key): view for key, view in views.items()})
@@ -118,7 +118,7 @@ def resolve(
             continue
         first[key] = name
         _connect(draft, name, blocks, whole=view.op == "leaf")
-    problems += finder.unmatched()
+    problems += finder.unmatched(every.keys() - wanted.keys())
     ordered = {name: draft.dst[name] for name in wanted if name in draft.dst}
     draft.dst.clear()
     draft.dst.update(ordered)
@@ -162,10 +162,39 @@ def _renamed(
     return out, names
 
 
-def _selected(dst: dict[str, Layout], only: Any) -> dict[str, Layout]:
+def _tied(
+    ties: Mapping[str, str],
+    sources: Mapping[str, Layout],
+    names: Mapping[str, str],
+    problems: list[tuple[str, str]],
+) -> dict[str, str]:
+    """New name of a source tensor and of the one that it is, which is none of others again."""
+    new = {old: name for name, old in names.items()}
+    out: dict[str, str] = {}
+    for old in ties:
+        other, seen = ties[old], {old}
+        while other in ties and other not in seen:
+            seen.add(other)
+            other = ties[other]
+        if old not in new or other not in new or other in seen:
+            continue
+        out[new[old]] = new[other]
+        if sources[new[old]] != sources[new[other]]:
+            problems.append((old, f"tied to {other!r}, which is laid out otherwise"))
+    return out
+
+
+def _selected(
+    dst: dict[str, Layout], only: Any, problems: list[tuple[str, str]]
+) -> dict[str, Layout]:
     if only is None:
         return dst
     patterns = [only] if isinstance(only, str) else list(only)
+    problems += [
+        (pattern, "asked for, and no tensor of the destination has such a name")
+        for pattern in patterns
+        if not any(fnmatch(name, pattern) for name in dst)
+    ]
     return {n: v for n, v in dst.items() if any(fnmatch(n, pattern) for pattern in patterns)}
 
 
@@ -189,7 +218,10 @@ class _Finder:
                 return view.bind(match.groupdict())
         return None
 
-    def unmatched(self) -> list[tuple[str, str]]:
+    def unmatched(self, others: Iterable[str]) -> list[tuple[str, str]]:
+        """Views that make none of the tensors asked for, nor of the others."""
+        for name in others:
+            self.view_of(name)
         every = [*self._exact, *(text for text, _, _ in self._patterns)]
         return [
             (n, "a view of a tensor that is not at the destination")

@@ -260,10 +260,13 @@ def plan_scaled_reshard(
     problems += _mixed(first, narrow, sections)
     if problems:
         raise LayoutError(table_of("Cannot plan scales.", problems))
-    sources = Layouts(
-        {key: x.as_dtype(narrow.get(name_of(key), x.dtype)) for key, x in src.items()},
-        ties=getattr(src, "ties", {}),
-    )
+    ties: Mapping[str, str] = getattr(src, "ties", {})
+    sources = Layouts(ties=ties)
+    for key, layout in src.items():
+        name = name_of(key)
+        while name in ties:
+            name = ties[name]
+        sources[name_of(key)] = layout.as_dtype(narrow.get(name, layout.dtype))
     options.pop("only", None)  # done
     values = plan_reshard(sources, first.dst, **options)
     was = {name: first.src[name].dtype or torch.get_default_dtype() for name in narrow}
