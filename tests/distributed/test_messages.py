@@ -1,5 +1,6 @@
 """How many messages each form puts on the wire, and small things that need no process."""
 
+import gc
 import threading
 
 import pytest
@@ -110,6 +111,65 @@ def test_collectives_agree_by_one_small_message():
         assert reduced == [("all_gather", 64), ("all_reduce", 500 * 26 * 4)]
         assert gathered == ["all_gather", "all_gather"]
         assert spread == ["broadcast", "broadcast", "all_gather", "broadcast"]
+
+
+def test_large_leaves_are_reduced_while_small_ones_are_packed():
+    def main(transport):
+        counting = CountingTransport(transport)
+        td = small(50)
+        td["big"] = torch.ones(1 << 17)
+        td["ints"] = torch.ones(3, dtype=torch.int64)
+        for _ in range(2):
+            counting.reset()
+            all_reduce(td, transport=counting)
+        assert all(v.eq(4).all() for v in td.values())
+        return [(m.verb, m.nbytes) for m in counting.messages]
+
+    for messages in LoopbackGroup(2).run(main):
+        assert messages == [
+            ("all_gather", 64),
+            ("all_reduce", 4 << 17),
+            ("all_reduce", 24),
+            ("all_reduce", 50 * 26 * 4),
+        ]
+
+
+@pytest.mark.parametrize("form", ["all_reduce", "into"])
+def test_a_steady_exchange_starts_no_garbage_collection(form):
+    rounds, collections = 5, []
+
+    def main(transport):
+        td = small(3000)
+
+        def once():
+            if form == "all_reduce":
+                all_reduce(td, "max", transport=transport)
+            elif transport.rank == 0:
+                send(td, 1, transport=transport)
+            else:
+                recv(0, out=td, transport=transport)
+
+        for _ in range(3):
+            once()
+        meet.wait()
+        if transport.rank == 0:
+            gc.collect()
+            gc.callbacks.append(note)
+        meet.wait()
+        for _ in range(rounds):
+            once()
+        meet.wait()
+
+    def note(phase, info):
+        collections.append(phase)
+
+    meet = threading.Barrier(2)
+    try:
+        LoopbackGroup(2, timeout=10).run(main)
+    finally:
+        gc.callbacks.remove(note)
+    # One object that is tracked for each leaf would make 20 collections on each rank.
+    assert collections.count("start") <= 3
 
 
 def test_several_tensordicts_in_one_exchange():

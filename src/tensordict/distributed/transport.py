@@ -185,18 +185,19 @@ class TorchTransport:
 
     def all_gather(self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False) -> Work:
         group = self._channel(control)
+        # As in isend, without what torch.distributed checks again for each message.
+        options = torch._C._distributed_c10d.AllgatherOptions()
+        options.asyncOp = True
         return self._started(
-            lambda: dist.all_gather(list(out), tensor, group=group, async_op=True),
-            group,
-            tensor,
-            *out,
+            lambda: group.allgather([list(out)], [tensor], options), group, tensor, *out
         )
 
     def all_reduce(self, tensor: Tensor, op: Any) -> Work:
         group = self._channel(False)
-        return self._started(
-            lambda: dist.all_reduce(tensor, op=op, group=group, async_op=True), group, tensor
-        )
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        options.asyncOp = True
+        return self._started(lambda: group.allreduce([tensor], options), group, tensor)
 
     def reduce(self, tensor: Tensor, dst: int, op: Any) -> Work:
         group = self._channel(False)
