@@ -161,13 +161,13 @@ class RowWrites:
         if self.op.is_view:
             self.view_rows(node, value, path)
             return
-        op, n, out = self.op, self.op.ndim, self.out
+        op, n, out, fetch = self.op, self.op.ndim, self.out, node._fetch
         direct = type(op) is Rows and op.flat is op.index and op.on_cpu
         seen: Size | None = None
         want: Size | None = None
         movable: torch.dtype | None = None  # a dtype that torch can scatter
         for name, item in value._items():
-            present = node._fetch(name)
+            present = fetch(name)
             if type(present) is not Tensor or type(item) is not Tensor:
                 self.entry(node, (name,), item, path)
                 continue
@@ -188,14 +188,14 @@ class RowWrites:
 
     def view_rows(self, node: Node, value: Node, path: Path) -> None:
         """`rows` where they are views of their tensors."""
-        op, leaf = self.op, self.op.leaf
+        op, key, fetch = self.op, self.op.key, node._fetch
         for name, item in value._items():
-            present = node._fetch(name)
+            present = fetch(name)
             if type(present) is not Tensor or type(item) is not Tensor:
                 self.entry(node, (name,), item, path)
                 continue
             if not (present.requires_grad or item.requires_grad):
-                view = leaf(present)
+                view = present[key]
                 if item.shape == view.shape and (present.is_contiguous() or view.is_contiguous()):
                     self.views.append(view)
                     self.values.append(item)
