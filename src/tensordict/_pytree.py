@@ -35,6 +35,9 @@ class Mapped(NonTensorData):
     kind = "mapped"
 
 
+_ONLY_MAPPED = {Mapped}
+
+
 class Context:
     """What a node is beside its leaves; equal for trees that can be mapped together.
 
@@ -92,7 +95,11 @@ def _flatten(node: Any) -> tuple[list[Any], Context]:
         tensors = list(frame.values())
         return tensors, Context(node, list(frame), [x.shape for x in tensors], ())
     members = node._members()
-    if members is not None and not _alike(members):
+    if members is None:
+        if set(map(type, node._contents())) == _ONLY_MAPPED:
+            numbers = [entry._data for entry in node._contents()]
+            return numbers, Context(node, list(node._names()), [None] * len(numbers), ())
+    elif not _alike(members):
         context = Context(node, [str(i) for i in range(len(members))], [], ())
         context.members = True
         return [node._dress(member) for member in members], context
@@ -136,9 +143,12 @@ def _unflatten(values: Iterable[Any], context: Context) -> Any:
     if not context.others and kinds <= _NUMBERS and kinds:
         # What vmap makes to see the structure: no leaf says anything about the batch.
         batch, device = context.batch_size, context.device
-        mapped: dict[str, Any] = {
-            key: Mapped._new(value, batch, device) for key, value in zip(context.keys, values)
-        }
+        mapped: dict[str, Any]
+        if len(kinds) == 1 and values.count(values[0]) == len(values):
+            mapped = dict.fromkeys(context.keys, Mapped._new(values[0], batch, device))
+        else:
+            made = [Mapped._new(value, batch, device) for value in values]
+            mapped = dict(zip(context.keys, made))
         return context.cls._new(mapped, batch, context.dim_names, device)
     if kinds == _ONLY_TENSORS and None not in context.shapes:
         news = [value.shape for value in values]
@@ -221,10 +231,10 @@ def _batch_of(
     batch, names = context.batch_size, context.dim_names
     if olds == news:
         return batch, names
-    if len(olds) > 1 and olds.count(olds[0]) == news.count(news[0]) == len(olds):
-        olds, news = olds[:1], news[:1]  # one pair of shapes says what all of them say
     grown = len(news[0]) - len(olds[0])
-    if any(len(new) - len(old) != grown for old, new in zip(olds, news)):
+    if olds.count(olds[0]) == news.count(news[0]) == len(olds):
+        olds, news = olds[:1], news[:1]  # one pair of shapes says what all of them say
+    elif any(len(new) - len(old) != grown for old, new in zip(olds, news)):
         return _same_rank(batch, names, [batch, *news])
     if grown == 0:
         return _same_rank(batch, names, news)

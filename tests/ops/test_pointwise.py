@@ -64,6 +64,31 @@ def test_numbers_keep_their_sign_kind_and_mode():
     assert leaf["a"].grad.tolist() == [7.25, 7.25]
 
 
+def test_numbers_under_transforms():
+    td = TensorDict({"a": torch.rand(3, 2), "b": torch.arange(3), "c": torch.rand(3)}, [3])
+
+    def poly(t):
+        return 5 - t * 3 + t**2 * 1.5
+
+    expected = poly(td)
+    mapped = torch.vmap(poly)(td)
+    for key in td.keys():
+        assert mapped[key].dtype is expected[key].dtype
+        assert_close(mapped[key], expected[key])
+
+    def loss(x):
+        inner = TensorDict({"a": x, "b": x * 1.0, "c": x[0]}, [])
+        return sum(poly(inner * 3.5).values(), torch.zeros(2)).sum()
+
+    x = torch.rand(2)
+    leaf = x.clone().requires_grad_()
+    loss(leaf).backward()
+    assert_close(torch.func.grad(loss)(x), leaf.grad)
+    assert_close(torch.func.jacfwd(loss)(x), leaf.grad)
+    assert_close(torch.func.vmap(torch.func.grad(loss))(x.expand(2, 2))[1], leaf.grad)
+    assert_close((td * 3.5)["a"], td["a"] * 3.5)  # after the transforms, none of whose tensors stay
+
+
 def test_numbers_do_not_follow_the_default_device():
     td = TensorDict(a=torch.ones(2), b=torch.ones(2), c=torch.ones(2))
     with torch.device("meta"):

@@ -128,7 +128,7 @@ def number_list(value: Any, xs: Sequence[Tensor]) -> list[Tensor] | None:
         return None
     if not xs[0].is_cpu or xs[0].numel() > _SMALL:
         return None
-    if transforms() is not None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return None
     if not set(map(type, xs)) <= _PLAIN:
         return None  # a subclass may refuse plain tensors beside its own
@@ -154,8 +154,9 @@ def _number_like(value: Any, kind: type, dtype: torch.dtype) -> Tensor | None:
     out = _numbers.get(key)
     if out is None:
         out = torch.scalar_tensor(value, dtype=dtype, device="cpu")
-        # 0.0 and -0.0 are one key, and a mode may make tensors of another class.
-        if len(_numbers) < _MOST_NUMBERS and (value or kind is int) and type(out) is Tensor:
+        # 0.0 and -0.0 are one key; a mode makes tensors of another class, a transform its own.
+        plain = type(out) is Tensor and transforms() is None
+        if plain and len(_numbers) < _MOST_NUMBERS and (value or kind is int):
             _numbers[key] = out
     return out
 
