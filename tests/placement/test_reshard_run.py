@@ -143,6 +143,25 @@ def test_live_tensors_are_written_in_place(partial):
     assert LoopbackGroup(4).run(main) == [None] * 4
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_inference_tensors_are_written_and_read(partial):
+    src, full, sources = world()
+    dst, made = target(0)
+    plan = plan_reshard(src, dst, views=made)
+    golden = golden_reshard(plan, full)
+
+    def main(transport):
+        rank = transport.rank
+        with torch.inference_mode():
+            mine = {name: x.clone() for name, x in sources[rank].items()}
+            out = {name: torch.zeros_like(x) for name, x in golden.get(rank, {}).items()}
+        reshard(mine, plan, transport=transport, out=out, partial=partial).wait(20)
+        for name, x in golden.get(rank, {}).items():
+            assert out[name].is_inference() and torch.equal(out[name], x)
+
+    LoopbackGroup(4).run(main)
+
+
 def test_in_place_onto_the_source_itself():
     src = {"w": lay((4, 4), [2], [S(0)])}
     dst = {"w": lay((4, 4), [2], [S(1)])}

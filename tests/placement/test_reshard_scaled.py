@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.distributed import reshard_scaled
+from tensordict.distributed import DoubleBuffer, reshard_scaled
 from tensordict.distributed.golden import evaluate, shard
 from tensordict.distributed.testing import CountingTransport, LoopbackGroup
 from tensordict.errors import LayoutError, PlanMismatch
@@ -107,6 +107,7 @@ def test_one_scale_is_that_of_the_whole_tensor(src, dst):
         assert set(out.keys()) == {"w", "w_scale", "norm"}
         assert same(out["w"], shard(dst, expected["w"])[rank])
         assert same(out["w_scale"], expected["w_scale"])
+        assert not any(x.is_inference() for x in out.values())
         assert out["norm"].dtype is torch.float32
     assert plan.values.total_bytes == plan.values.optimal_bytes
 
@@ -245,6 +246,13 @@ def test_live_tensors_and_a_loader(partial):
         return seen
 
     assert LoopbackGroup(3).run(main) == [None, ["w", "w_scale"], ["w", "w_scale"]]
+
+
+def test_a_double_buffer_has_scales_too():
+    src = {"w": lay((4, 6), [2], [S(0)])}
+    plan = plan_scaled_reshard(src, {"w": lay((4, 6), [1], [R], 2, None)}, FP8, block=(1, -1))
+    buffer = DoubleBuffer(plan, 2)
+    assert buffer.back["w"].dtype is FP8 and buffer.back["w_scale"].shape == (4, 1)
 
 
 def test_misfits_and_other_blocks_are_told_to_all_before_the_first_byte():

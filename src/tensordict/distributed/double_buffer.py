@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..placement.reshard import ReshardPlan
+from ..placement.reshard_scales import ScaledPlan
 from ..storage.named import tree_of
 
 
@@ -30,7 +31,7 @@ class DoubleBuffer:
     True
     """
 
-    def __init__(self, plan: ReshardPlan, rank: int, device: Any = "cpu") -> None:
+    def __init__(self, plan: ReshardPlan | ScaledPlan, rank: int, device: Any = "cpu") -> None:
         def fresh() -> Any:
             tensors: dict[str, Tensor] = {}
             for name, layout in plan.dst.items():

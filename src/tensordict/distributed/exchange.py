@@ -511,7 +511,7 @@ class Run:
                 if targets[name].data_ptr() != value.data_ptr() or not value.numel()
             ]
             if pairs:
-                with torch.no_grad():
+                with torch.inference_mode():  # as some engines make their weights
                     torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
         wait_for({value.device for value in results.values()})
         loader = self.options.get("loader")

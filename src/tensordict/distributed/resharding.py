@@ -96,6 +96,7 @@ class Workspace:
             if layout.neutral(rank) is not None or name in self.plan.fills:
                 self.constant.append(name)
 
+    @torch.inference_mode()
     def copy_local(self) -> None:
         """Move the boxes that this rank holds already, and write what is constant."""
         for name in self.constant:
@@ -145,6 +146,7 @@ class Workspace:
         """Keep a buffer that nothing reads any more for another message."""
         self._stages.keep(message, stage)
 
+    @torch.inference_mode()
     def reduce(self) -> None:
         """Combine the contributions to partial tensors, in their order."""
         tensors = self._targets.tensors
@@ -333,7 +335,10 @@ def _buffer_views(buffer: Tensor, message: Message) -> list[Tensor]:
     return out
 
 
+@torch.inference_mode()
 def _copy_all(to: list[Tensor], values: list[Tensor]) -> None:
+    # The targets of an engine may be inference tensors, which nothing else may write; versions of
+    # others grow all the same.
     # Many small boxes gain by one call; for large strided ones it is several times slower.
     if len(to) > 2 and to[0].nbytes < _FOREACH_BELOW:
         torch._foreach_copy_(to, values)

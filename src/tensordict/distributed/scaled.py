@@ -108,8 +108,7 @@ class _ScaledRun:
         needed = {n: x.as_dtype(plan.was.get(n, x.dtype)) for n, x in needed.items()}
         held.sources = fitting(rank, held.sources, needed, "the source", problems)
         if writes:
-            wanted = {**plan.values.dst, **plan.scales}
-            wanted = {n: x for n, x in wanted.items() if x.has_rank(rank)}
+            wanted = {n: x for n, x in plan.dst.items() if x.has_rank(rank)}
             held.targets = fitting(rank, held.targets, wanted, "out", problems)
         return problems
 
@@ -173,7 +172,8 @@ class _ScaledRun:
             section = plan.sections[base]
             part = local_part(layout, rank, _grid(scales, section).reshape(section.grid))
             if out is not None:
-                part = held.targets[name].copy_(part)
+                with torch.inference_mode():  # as some engines make their weights
+                    part = held.targets[name].copy_(part)
             else:
                 near = found.get(base)
                 part = found[name] = part.to("cpu" if near is None else near.device)

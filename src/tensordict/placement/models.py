@@ -216,9 +216,9 @@ def model_layouts(
             order=order,
             dtype=tensor.dtype if kept else dtype,
         )
-        if id(tensor) in seen:
-            out.ties[name] = seen[id(tensor)]
-        seen.setdefault(id(tensor), name)
+        first = seen.setdefault(id(tensor), name)
+        if first != name and out[first] == out[name]:  # laid out otherwise, they come apart
+            out.ties[name] = first
     return out
 
 

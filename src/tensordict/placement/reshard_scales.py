@@ -84,6 +84,16 @@ class ScaledPlan:
     scales: Mapping[str, Layout]
     block: tuple[int, ...] | None
 
+    @property
+    def dst(self) -> Mapping[str, Layout]:
+        """Name and layout of each destination tensor, scales among them."""
+        return {**self.values.dst, **self.scales}
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Destination tensors that equal another one, and which."""
+        return self.values.aliases
+
     @cached_property
     def n_scales(self) -> int:
         """Scales of all tensors together."""
