@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tensordict import TensorDict
 from tensordict.distributed import all_reduce, recv, send
 from tensordict.distributed.describe import describe
 from tensordict.distributed.endpoint import Catalogue, Endpoint
+from tensordict.distributed.schema import encode
 from tensordict.distributed.testing import LoopbackGroup
 from tensordict.errors import SchemaMismatch
 
@@ -80,6 +83,50 @@ def test_what_a_structure_was_last_is_not_taken_for_what_it_is():
         assert taken.described.schema.dtypes == fresh.dtypes
         assert taken.described.schema.grad == fresh.grad
         assert taken.described.schema.ties == fresh.ties
+
+
+def _swapped(td, key, x):
+    td[key].data = x  # the leaf stays, its memory and shape do not
+
+
+CHANGES = {
+    "view": lambda td, key, x: td.set(key, x.view(-1)),
+    "rows": lambda td, key, x: td.set(key, x.unsqueeze(0)),
+    "bits": lambda td, key, x: td.set(key, x.view(torch.uint8)),
+    "copy": lambda td, key, x: td.set(key, x.clone()),
+    "grad": lambda td, key, x: td.set(key, x.float().requires_grad_()),
+    "strided": lambda td, key, x: td.set(key, torch.stack([x, x], -1)[..., 0]),
+    "expanded": lambda td, key, x: td.set(key, x.reshape(-1)[:1].expand(6)),
+    "tied": lambda td, key, x: td.set(key, td["k1"].detach()),
+    "swapped": lambda td, key, x: _swapped(td, key, x.clone().view(-1)),
+    "nested": lambda td, key, x: td.set(key, {"a": x, "b": x.clone()}),
+    "value": lambda td, key, x: td.set(key, "text"),
+    "nothing": lambda td, key, x: None,
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(CHANGES)), st.sampled_from(["k0", "k3", "k7", "lone"])),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_takes_after_any_changes_are_those_of_a_fresh_look(changes):
+    transport = LoopbackGroup(1).transport(0)
+    endpoint, td = Endpoint(transport), tree()
+    for name, key in changes:
+        if isinstance(td.get(key, None), torch.Tensor):
+            CHANGES[name](td, key, td[key].detach())
+        taken = endpoint.take(td, pack_below=1 << 16)
+        parts, fresh = stage_of(td)
+        assert encode(taken.described.schema) == encode(describe(td).schema)
+        if not taken.packed:
+            taken.stage.pack(taken.described.parts)
+        fresh.pack(parts)
+        assert torch.equal(taken.stage.message(), fresh.message())
+        taken.entry.give_back(taken.stage)
 
 
 def test_a_changed_leaf_in_a_group_is_refused_or_sent_as_it_is():

@@ -2,7 +2,7 @@
 
 Parts below a threshold are packed, those above travel in place, one message each: packing
 large tensors costs a copy, sending small ones costs a message.  Parts of equal dtype and
-shape lie side by side, so that a whole group is filled by one ``cat`` and taken apart by
+shape lie side by side, so that a whole group is filled by one ``stack`` and taken apart by
 one ``split``.  Both ends derive the same `Packing` from the schema alone.
 """
 
