@@ -16,6 +16,9 @@ from .errors import MissingKeyError
 KEY_SEPARATOR = "."
 
 
+_STR = frozenset({str})
+
+
 def path_of(key: Any) -> Path:
     """The path of a key.
 
@@ -67,6 +70,8 @@ def unravel_key_to_tuple(key: Any) -> Path:
         return (str(key),)
     if not isinstance(key, tuple):
         return ()
+    if type(key) is tuple and _STR.issuperset(map(type, key)):
+        return key  # flat already
     out: list[str] = []
     for part in key:
         inner = unravel_key_to_tuple(part)

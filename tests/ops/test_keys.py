@@ -87,3 +87,45 @@ def test_a_list_of_a_view_walks_for_the_keys_once(monkeypatch):
     monkeypatch.setattr(TensorDict, "_items", lambda self: calls.append(self) or real(self))
     list(td.items(True, True))
     assert len(calls) == len({id(node) for node in calls})
+
+
+def test_values_and_items_follow_the_tensordict():
+    td = _tree()
+    values, items = td.values(), td.items()
+    td["new"] = torch.ones(3)
+    assert len(values) == len(items) == len(td.keys())
+    assert list(values)[-1] is td["new"]
+    assert all(a is b for (_, a), b in zip(items, values))
+
+
+@pytest.mark.parametrize(
+    ("key", "there"),
+    [
+        (("n", "deep", "z"), True),
+        (("n", ("deep", "z")), True),
+        (("n",), True),
+        (("n", "q"), False),
+        (("b", "q"), False),
+        (("t", "q"), False),
+        (("q", "n"), False),
+    ],
+)
+def test_membership_of_nested_keys(key, there):
+    td = _tree()
+    assert (key in td) is there
+    assert (key in td.keys(True)) is there
+
+
+def test_a_renamed_entry_is_the_same_object_in_the_last_place():
+    td = _tree()
+    before = td["b"]
+    td.rename_key_("b", "z")
+    assert td["z"] is before
+    assert list(td.keys())[-1] == "z"
+    td.rename_key_("z", "a")
+    assert td["a"] is before
+    with pytest.raises(KeyError):
+        td.rename_key_("b", "c")
+    with pytest.raises(KeyError, match="already present"):
+        td.rename_key_("a", "n", safe=True)
+    assert list(td.keys()) == ["n", "t", "a", "empty"]

@@ -314,3 +314,30 @@ def test_the_members_of_a_stack_are_written():
     assert (stack[0] == 1).all()
     assert (stack[1] == 2).all()
     assert (tree["x"] == 1).all()
+
+
+@pytest.mark.parametrize("key", ["a", ("n", "m", "c")])
+@pytest.mark.parametrize("how", ["set_", "set inplace", "update inplace"])
+def test_one_entry_is_written_into_its_memory(key, how):
+    td = TensorDict(_forest(0), [3]).lock_()
+    memory = td[key]
+    if how == "set_":
+        td.set_(key, torch.ones(3))
+    elif how == "set inplace":
+        td.set(key, torch.ones(3), inplace=True)
+    else:
+        td.update({key: torch.ones(3)}, inplace=True)
+    assert td[key] is memory
+    assert memory.tolist() == [1, 1, 1]
+    assert sum(x.sum() for x in td.values(True, True)) == 3
+    with pytest.raises(KeyError):
+        td.set_(("n", "q"), torch.ones(3))
+
+
+def test_a_failed_update_into_memory_changes_nothing():
+    for bad in ({"a": torch.ones(3), "e": torch.ones(4)}, {"a": torch.ones(3), "z": torch.ones(4)}):
+        td = TensorDict(_forest(0), [3])
+        with pytest.raises(RuntimeError):
+            td.update(bad, inplace=True)
+        assert (td == 0).all()
+        assert "z" not in td

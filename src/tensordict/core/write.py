@@ -156,11 +156,12 @@ def require(node: Node, path: Path) -> Entry:
 
 def contains(node: Node, path: Path) -> bool:
     """Whether there is an entry under ``path``; reads none."""
-    try:
-        holder, rest = resolve(node, path)
-    except NotANodeError:
-        return False
-    return len(rest) == 1 and rest[0] in holder._names()
+    for name in path[:-1]:
+        below = node._fetch(name)
+        if not isinstance(below, Node):
+            return False
+        node = below
+    return path[-1] in node._names()
 
 
 def missing(node: Node, path: Path) -> MissingKeyError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from ..core.node import Node
 from ..core.traverse import leaves_with_path
 from ..errors import ShapeError, table_of
 from .operands import grouped, one_grad, transforms
+
+_requires_grad = attrgetter("requires_grad")
 
 
 def write_each(
@@ -107,7 +109,7 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
     """
     recorded = torch.is_grad_enabled()
     # The foreach form has no derivative.
-    together = grouped(targets) and not (recorded and any(y.requires_grad for y in values))
+    together = grouped(targets) and not (recorded and True in map(_requires_grad, values))
     for x in targets:
         if (recorded and x.requires_grad) or not (x.is_contiguous() or not _overlaps(x)):
             if len(targets) > 1:

@@ -205,6 +205,11 @@ def rename(node: Node, old: Path, new: Path, safe: bool) -> None:
     entry = check_rename(node, old, new, safe)
     if old == new:
         return
+    if len(old) == len(new) == 1:  # the entry fits the node, since it is in it
+        node._admit(new[0])
+        node._remove(old[0])
+        node._store(new[0], entry)
+        return
     target, rest, checked = write.prepare(node, new, entry)
     remove(node, old)
     write.commit(target, rest, checked)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 IsLeaf = Callable[[type], bool]
 _DictItems: type = type({}.items())
+_DictValues: type = type({}.values())
 
 
 class MappingMethods(Node):
@@ -184,7 +185,9 @@ class MappingMethods(Node):
         """A view of the entries; arguments as in `keys`."""
         if include_nested or leaves_only or sort:
             return ChosenValuesView(self, include_nested, leaves_only, is_leaf, sort)
-        return ValuesView(self)
+        values: Any = self._contents()
+        view: Any = values if type(values) is _DictValues else ValuesView(self)
+        return view
 
     def items(
         self,
@@ -260,8 +263,13 @@ class MappingMethods(Node):
             KeyError: the key is not there.
             RuntimeError: the shape does not fit.
         """
-        if type(key) is str and isinstance(item, Tensor) and self._members() is None:
-            entry = self._fetch(key)
+        holder: Node = self
+        name: Any = key
+        if type(key) is not str:
+            holder, rest = write.resolve(self, path_of(key))
+            name = rest[0] if len(rest) == 1 else None
+        if name is not None and isinstance(item, Tensor) and holder._members() is None:
+            entry = holder._fetch(name)
             if isinstance(entry, Tensor) and entry.shape == item.shape:
                 entry.copy_(item, non_blocking)
                 return self

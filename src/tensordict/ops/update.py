@@ -62,6 +62,12 @@ class Writes:
         Raises:
             NotANodeError: (a ``KeyError``) the way leads through a leaf.
         """
+        placed: set[str] = set()
+        for _, path, entry in self.stores:
+            placed.update(entry if path is None else path[-1:])
+        ways = [path[:-1] for _, path, _ in self.stores if path is not None]
+        if all(map(placed.isdisjoint, ways)):
+            return  # no name on a way is written
         planned: dict[tuple[int, str], Any] = {}
         alive: list[Node] = []  # nobody else may get the id of a node that was asked for
         for node, path, entry in self.stores:
@@ -151,6 +157,9 @@ class Writes:
             for member, share in zip(members, shares):
                 self.merge(member, share, inplace, keep)
             return
+        if inplace and keep is None and members is None:
+            self.merge_into(node, source)
+            return
         batch, device = node._batch_size, node._device
         ndim = len(batch)
         # A tensor under a name needs no look at what it replaces; such items wait together.
@@ -187,6 +196,16 @@ class Writes:
             self.merge_item(node, key, value, inplace, keep)
         if group:
             self.stores.append((node, None, group))
+
+    def merge_into(self, node: Node, source: Any) -> None:
+        """`merge` that writes into the entries that exist."""
+        for key, value in items_of(source):
+            if type(value) is Tensor and type(key) is str:
+                entry = node._fetch(key)
+                if isinstance(entry, Tensor) and entry.shape == value.shape:
+                    self.copies.append((entry, value))
+                    continue
+            self.merge_item(node, key, value, True, None)
 
     def merge_item(
         self, node: Node, key: Any, value: Any, inplace: bool, keep: Keep | None
