@@ -10,14 +10,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from tensordict.distributed import reshard
+from tensordict import TensorDict
+from tensordict.distributed import reshard, reshard_scaled
 from tensordict.distributed.golden import shard
 from tensordict.distributed.testing import run_ranks
 from tensordict.placement import (
+    CastPolicy,
+    convert,
     layouts_of,
     model_layouts,
     optimizer_tensors,
     plan_reshard,
+    plan_scaled_reshard,
 )
 
 pytestmark = pytest.mark.ranks
@@ -141,6 +145,30 @@ def with_optimizer(rank, size):
 
 def test_optimizer_states_follow_and_training_goes_on():
     assert all(run_ranks(with_optimizer, 4, timeout=120))
+
+
+def to_8_bit_floats(rank, size):
+    """Weights of every kind of engine as 8-bit floats with scales on two other shards."""
+    keep = dict.fromkeys(("*norm*", "*bias", "embed*"), torch.bfloat16)
+    policy = CastPolicy({**keep, "scale": None}, default="fp8", scale="tensor")
+    whole = {tuple(name.split(".")): x for name, x in new_model(1).state_dict().items()}
+    golden = convert(TensorDict(whole), policy)
+    server = {name: x.as_dtype(None) for name, x in planned("tp", [1, 3]).items()}
+    for kind in KINDS:
+        trainer = engine(kind, range(size), seed=1)
+        plan = plan_scaled_reshard(layouts_of(trainer), server, policy)
+        out = reshard_scaled(trainer, plan).wait(60)
+        assert (out is None) == (rank not in (1, 3)) and "blocks.0.up.weight_scale" in plan.dst
+        for name, layout in plan.dst.items() if out is not None else ():
+            expected = shard(layout, golden[tuple(name.split("."))])[rank]
+            got = out[tuple(name.split("."))]
+            assert got.dtype is expected.dtype
+            assert torch.equal(got.float(), expected.float()), (kind, name)
+    return True
+
+
+def test_weights_become_8_bit_floats_on_the_way():
+    assert all(run_ranks(to_8_bit_floats, 4, timeout=120))
 
 
 def in_a_subgroup(rank, size):
