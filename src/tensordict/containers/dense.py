@@ -152,7 +152,11 @@ class TensorDict(TensorDictBase):
         return self._entries.keys()
 
     def _children(self) -> list[Node]:
-        return [entry for entry in self._entries.values() if isinstance(entry, Node)]
+        return [
+            entry
+            for entry in self._entries.values()
+            if type(entry) is not Tensor and isinstance(entry, Node)
+        ]
 
     def _like(
         self,

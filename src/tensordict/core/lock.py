@@ -58,8 +58,11 @@ def lock(node: Node) -> None:
     if node._lock is not None:
         return
     node._lock = LockState()
+    children = node._children()
+    if not children:
+        return
     ref = weakref.ref(node._bare())  # a typed view may go before what it looks at
-    for child in node._children():
+    for child in children:
         lock(child)
         child._lock.parents.append(ref)  # type: ignore[union-attr]
 

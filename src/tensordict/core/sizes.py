@@ -85,8 +85,8 @@ def wrap_dim(dim: int, ndim: int, what: str = "dim") -> int:
 
 def wrap_dims(dims: Iterable[int], ndim: int, what: str = "dim") -> tuple[int, ...]:
     """Several dimensions, counted from the front, each at most once."""
-    out = tuple(wrap_dim(dim, ndim, what) for dim in dims)
-    if len(set(out)) != len(out):
+    out = tuple([wrap_dim(dim, ndim, what) for dim in dims])
+    if len(out) > 1 and len(set(out)) != len(out):
         raise DimError(f"{what} names a dimension twice: got {tuple(dims)}.")
     return out
 

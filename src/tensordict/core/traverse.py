@@ -52,7 +52,13 @@ def snapshot(node: N) -> N:
     What is done in several steps (collect, compute, rebuild) starts here, so that each
     step sees the same keys. A locked tree is its own snapshot.
     """
-    return node if node._lock is not None else node._map(_same)
+    return node if node._lock is not None else copied(node)
+
+
+def copied(node: N) -> N:
+    """The same tree, unlocked: new containers over the same leaves."""
+    entries = node._flat_tensors()
+    return node._map(_same) if entries is None else node._like(entries)  # type: ignore[arg-type]
 
 
 def _same(x: Tensor) -> Tensor:
@@ -68,7 +74,7 @@ def taken_apart(node: Node) -> tuple[Frame, list[Tensor]]:
     entries = node._flat_tensors()
     if entries is not None:
         return entries, list(entries.values())
-    frame = snapshot(node)
+    frame = node if node._lock is not None else node._map(_same)
     return frame, leaves(frame)
 
 

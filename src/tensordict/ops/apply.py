@@ -20,6 +20,7 @@ from ..core.node import KEEP, Entry, Node
 from ..core.sizes import as_size
 from ..core.traverse import (
     DESCEND,
+    copied,
     keyed_leaves,
     leaves,
     leaves_like,
@@ -191,7 +192,7 @@ class ApplyMethods(Node):
     def clone(self, recurse: bool = True, *, memory_format: Any = torch.preserve_format) -> Self:
         """A copy: new leaves, or (``recurse=False``) new containers over the same leaves."""
         if not recurse:
-            return self._map(_same)
+            return copied(self)
         if memory_format is not torch.preserve_format:
             return self._map(lambda x: x.clone(memory_format=memory_format))
         frame, xs = taken_apart(self)
@@ -201,10 +202,10 @@ class ApplyMethods(Node):
 
     def copy(self) -> Self:
         """New containers over the same leaves."""
-        return self._map(_same)
+        return copied(self)
 
     def __copy__(self) -> Self:
-        return self._map(_same)
+        return copied(self)
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
         """Write another tensordict into the leaves: broadcast and cast, allowed when locked.
@@ -237,10 +238,6 @@ class ApplyMethods(Node):
         """Write 0 into every leaf; allowed when locked."""
         write_each(self, leaves(self), Tensor.zero_, torch._foreach_zero_)
         return self
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 # --- apply ---------------------------------------------------------------------------

@@ -246,6 +246,10 @@ def matched(node: Any, other: Any, name: str) -> tuple[Any, Any, list[Tensor], A
     values = at_hand(node, frame, other)
     if values is not None:
         return node, frame, xs, values
+    if isinstance(other, Tensor) and other.ndim and other.shape == node._batch_size:
+        shape, n = other.shape, other.ndim
+        views = {rank: other.reshape(shape + (1,) * (rank - n)) for rank in {x.ndim for x in xs}}
+        return node, frame, xs, [views[x.ndim] for x in xs]
     # From here on by way of a node, which no other thread can change.
     start = node._like(frame)
     node, values = pair(start, other, name)

@@ -170,7 +170,10 @@ class ReshapingMethods(Node):
             if not dims:
                 return itself(self)
             return remember(self._restructure(Squeeze(dims)), self, _no_way_back)
-        dim = _one_dim(args, kwargs, "squeeze")
+        dim = args[0] if len(args) == 1 and not kwargs else _one_dim(args, kwargs, "squeeze")
+        if type(dim) is int:
+            dim = wrap_dim(dim, len(batch))
+            return _undoable(self, Squeeze((dim,))) if batch[dim] == 1 else itself(self)
         given = dim if isinstance(dim, (tuple, list)) else (dim,)
         dims = tuple([i for i in sorted(wrap_dims(given, len(batch))) if batch[i] == 1])
         if not dims:

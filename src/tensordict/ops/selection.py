@@ -184,7 +184,7 @@ class SelectionMethods(Node):
             result = self._restructure(Gather(dim, index.long()))
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as err:
+        except (RuntimeError, IndexError) as err:
             raise DimError(f"Cannot gather along dim {dim}: {err}") from None
         if out is not None:
             fill_out(out, result)

@@ -414,8 +414,7 @@ class RepeatInterleave(StructuralOp):
         return names
 
     def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
-        dim, index = self.dim, self.index
-        return [x.index_select(dim, beside(index, x)) for x in xs]
+        return rows_of(xs, self.dim, self.index)
 
 
 @dataclass(slots=True, eq=False)
@@ -435,6 +434,8 @@ class Gather(StructuralOp):
 
     def leaves(self, xs: list[Tensor]) -> Sequence[Tensor]:
         dim, index = self.dim, self.index
+        if index.ndim == 1:  # whole rows
+            return rows_of(xs, dim, index)
         out = []
         seen: Size | None = None  # leaves of one shape follow each other often
         wide = index
@@ -494,6 +495,13 @@ def beside(index: Tensor, x: Tensor) -> Tensor:
     if index.is_cpu and x.is_cpu:  # comparing devices costs more
         return index
     return index if index.device == x.device else index.to(x.device)
+
+
+def rows_of(xs: list[Tensor], dim: int, index: Tensor) -> list[Tensor]:
+    """``index_select`` of each tensor, with the index on its device."""
+    if index.is_cpu and False not in [x.is_cpu for x in xs]:
+        return [x.index_select(dim, index) for x in xs]
+    return [x.index_select(dim, beside(index, x)) for x in xs]
 
 
 def _tiled(x: Tensor, repeats: Dims, ndim: int) -> Tensor:
