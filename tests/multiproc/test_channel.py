@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -129,3 +131,35 @@ def _arrives_cast(rank, size):
 
 def test_a_policy_casts_what_has_arrived():
     assert run_ranks(_arrives_cast, 2, timeout=60) == [True, True]
+
+
+_LEFT_OPEN = """
+import torch.distributed as dist
+from tensordict import TensorDict
+from tensordict.distributed import Channel
+
+dist.init_process_group("gloo", init_method="file://{store}", rank={rank}, world_size=2)
+channel = Channel(0, 1)
+if {rank} == 0:
+    channel.publish(TensorDict(w=1))
+    del channel
+else:
+    assert channel.recv(timeout=30)["w"] == 1
+dist.barrier()
+"""
+
+
+def test_programs_that_leave_a_channel_open_end_well(tmp_path):
+    """A thread that listens while the interpreter closes would end the process with a signal."""
+    programs = [_LEFT_OPEN.format(store=tmp_path / "store", rank=rank) for rank in (0, 1)]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
+        for text in programs
+    ]
+    try:
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=60)
+            assert rank.returncode == 0, errors
+    finally:
+        for rank in ranks:
+            rank.kill()

@@ -8,9 +8,11 @@ the other to be done with the last one.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -88,15 +90,19 @@ class Channel:
         self._closed = False
         self._request: Request | None = None
         self._inbox = _Inbox()
+        self._listener: threading.Thread | None = None
         if self._publishes or self._receives:
             peer = dst if self._publishes else src
             request = request_of(group, peer, None, init_tag, options)
             self._request = replace(request, agreed=Agreed())
         if self._receives:
             where = None if device is None else as_device(device)
-            threading.Thread(
+            self._listener = threading.Thread(
                 target=self._listen, args=(where,), name=f"listener of {self._name}", daemon=True
-            ).start()
+            )
+            self._listener.start()
+        if self._request is not None:
+            _open.add(self)
 
     @property
     def version(self) -> int:
@@ -139,6 +145,7 @@ class Channel:
         """
         if self._publishes and not self._closed and self._request is not None:
             self._closed = True
+            _open.discard(self)
             protocol.run_error(self._request, ChannelClosed(f"{self._name} was closed."))
 
     def __enter__(self) -> Self:
@@ -214,6 +221,7 @@ class Channel:
                 goes_on = isinstance(error, _OF_ONE)
                 self._inbox.fail(error, last=not goes_on)
                 if not goes_on:
+                    _open.discard(self)
                     return
             else:
                 self._inbox.put(target.version, td)
@@ -222,6 +230,27 @@ class Channel:
 # Errors of one publication, of which both ends know or all of which has arrived: the next one
 # may be fine.
 _OF_ONE = (SchemaMismatch, UnsupportedLeaf, LossyCast, StagingExhausted, ChecksumMismatch)
+
+
+_open: set[Channel] = set()
+_GRACE_S = 1.0
+
+
+@atexit.register
+def _close_all() -> None:
+    """End the channels that were left open: a thread that listens must not outlive the interpreter.
+
+    A receiver gives its publisher, which may be at its end as well, a moment to do so.
+    """
+    left = list(_open)
+    for channel in left:
+        if channel._request is not None and channel._publishes:
+            channel._request = replace(channel._request, timeout=_GRACE_S)
+            with suppress(Exception):  # the receiver, or the group, is gone
+                channel.close()
+    for channel in left:
+        if channel._listener is not None:
+            channel._listener.join(_GRACE_S)
 
 
 class _Inbox:
