@@ -77,6 +77,16 @@ def test_store_and_remove_go_through(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_several_entries_are_stored_at_once(kind):
+    node = KINDS[kind]()
+    first, *_ = [name for name, entry in node._items() if isinstance(entry, torch.Tensor)]
+    entries = {"a": torch.rand(3, 4, 2), first: torch.rand(3, 4)}
+    node._store_all(entries)
+    for name, entry in entries.items():
+        assert torch.equal(node._fetch(name), entry)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_nested_write_makes_the_way(kind):
     node = KINDS[kind]()
     if is_tensorclass(node.get("n")):
