@@ -71,7 +71,7 @@ def test_whoever_exchanges_with_a_rank_that_is_killed_hears_of_it(kind, form, st
     delay = random.uniform(0.01, 0.1)
     args = kind, form, victim, delay, {"strict": strict}
     took = run_ranks(killed, 2, *args, may_die=[victim], timeout=20)[1 - victim]
-    assert took < 3, f"{took} s, killed after {delay} s"
+    assert took < 10, f"{took} s, killed after {delay} s"
 
 
 def drops(rank, size):
