@@ -117,3 +117,32 @@ def test_json_round_trip(shape, dims):
     own = [Placement("replicate") if d is None else Placement("shard", d) for d in dims]
     layout = Layout.from_placements(shape, [2] * len(dims), own, ranks=range(3, 3 + 2 ** len(dims)))
     assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+
+
+@pytest.mark.parametrize(
+    ("shape", "placement", "ranks", "part"),
+    [
+        ([-1], Placement("shard", 0), [0, 1], "no negative numbers"),
+        ([4], Placement("shard", 0), [-1, 0], "no negative numbers"),
+        ([4], Placement("shard", 0, split_factor=0), [0, 1], "split factor of 1 or more"),
+        ([4], Placement("sharded", 0), [0, 1], "kind='sharded'"),
+        ([4], Placement("partial"), [0, 1], "'partial' with a reduction"),
+    ],
+)
+def test_layouts_that_mean_nothing(shape, placement, ranks, part):
+    with pytest.raises(LayoutError, match=part):
+        Layout.from_placements(shape, [2], [placement], ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{"shape": [4]}, {"shape": [4], "ranks": [0], "held": []}, {}, [], {"shape": 4, "ranks": 0}],
+)
+def test_what_is_no_layout_is_not_read(data):
+    with pytest.raises(LayoutError, match="Cannot read a layout"):
+        Layout.from_json(data)
+
+
+def test_a_rank_that_takes_no_part_has_no_local_shape():
+    with pytest.raises(LayoutError, match="rank 9"):
+        Layout.replicated([4], [0, 1]).local_shape(9)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 
 from tensordict.distributed.golden import evaluate, golden_reshard, shard, simulate_reshard
 from tensordict.errors import LayoutError, MissingKeyError, PlanMismatch
@@ -246,6 +247,49 @@ def test_everything_that_does_not_fit_is_said_at_once():
         plan_reshard(src2, {name: dst[name] for name in src2})
     assert "rank 0: boxes that overlap" in str(caught.value)
     assert "a partial destination of other boxes on each rank" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"rename": {"w.{i}": "x.{j}"}}, "'j' is none of the fields"),
+        ({"views": {"w.{i}": views.leaf("x.{j}")}}, "'j' is none of the fields"),
+        ({"dtype": {"w.0": BF16}}, "expected a dtype or a CastPolicy"),
+        ({"bucket_bytes": "1MB"}, "expected bytes"),
+        ({"hosts": ["a", "b"]}, "how many ranks a host has"),
+        ({"hosts": 0}, "expected 1 or more"),
+    ],
+)
+def test_options_that_mean_nothing(options, part):
+    src, dst = {"w.0": rows((4,), [0, 1])}, {"w.0": rows((4,), [2], dtype=None)}
+    with pytest.raises(LayoutError, match=part):
+        plan_reshard(src, dst, **options)
+    with pytest.raises(LayoutError, match="expected names and layouts"):
+        plan_reshard(list(src), dst)
+    with pytest.raises(LayoutError, match="Cannot read a plan"):
+        ReshardPlan.from_json({"version": 1})
+
+
+def test_hosts_of_equally_many_ranks_and_views_by_name():
+    src = {"a": Layout.replicated((8, 4), [0, 1, 2, 3], dtype=F32)}
+    dst = {"w": rows((8, 4), [0, 2, 4, 5])}
+    plan = plan_reshard(src, dst, views={"w": "a"}, hosts=2)
+    assert plan == plan_reshard(
+        src, dst, views={"w": views.leaf("a")}, hosts={r: r // 2 for r in range(6)}
+    )
+
+
+def test_styles_of_tensor_parallelism():
+    class Own(ColwiseParallel):
+        pass
+
+    layers = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    plan = {"0": Own(), "1": "sequence"}
+    layouts = model_layouts(layers, ranks=[0, 1], axes=["tp"], plan=plan)
+    assert layouts["0.weight"].local_shape(0) == (2, 4)
+    assert layouts["1.weight"].local_shape(0) == (4,)
+    with pytest.raises(LayoutError, match="'columnwise'"):
+        model_layouts(layers, ranks=[0, 1], axes=["tp"], plan={"0": "columnwise"})
 
 
 def test_layouts_that_do_not_cover_are_refused():

@@ -332,6 +332,28 @@ def test_what_does_not_fit_is_told_to_all_ranks_before_the_first_byte():
         assert part in str(errors[0])
 
 
+def test_tensors_that_cannot_be_read_or_written_are_told_before_the_first_byte():
+    plan = two_rank_plan()
+
+    def main(transport, mine, out):
+        good = {"w": torch.ones(2, 4), "b": torch.ones(2)}
+        reshard(mine if transport.rank else good, plan, transport=transport, out=out).wait(20)
+
+    meta = {"w": torch.ones(2, 4, device="meta"), "b": torch.ones(2)}
+    for error in errors_of(LoopbackGroup(2), lambda t: main(t, meta, None)):
+        assert isinstance(error, PlanMismatch) and "without data (meta)" in str(error)
+    for error in errors_of(LoopbackGroup(2), lambda t: main(t, [torch.ones(2, 4)], None)):
+        assert isinstance(error, TransferError) and "from 'list'" in str(error)
+
+    def into_expanded(transport):
+        out = {"w": torch.zeros(4, 1).expand(4, 2), "b": torch.zeros(4)}
+        good = {"w": torch.ones(2, 4), "b": torch.ones(2)}
+        reshard(good, plan, transport=transport, out=out).wait(20)
+
+    for error in errors_of(LoopbackGroup(2), into_expanded):
+        assert isinstance(error, PlanMismatch) and "share their memory" in str(error)
+
+
 def test_other_plans_and_other_groups_are_refused():
     plans = [two_rank_plan(), two_rank_plan(bucket_bytes=4096)]
     mine = {"w": torch.ones(2, 4), "b": torch.ones(2)}

@@ -114,6 +114,7 @@ def test_pairs_of_layouts(shape, shift):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("shift", [0, 2, 8])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_pairs_of_layouts(shape, shift):

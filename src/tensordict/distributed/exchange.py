@@ -547,6 +547,10 @@ def fitting(
             problems.append((name, text))
         if local.layout is not torch.strided:
             problems.append((name, f"a tensor of layout {local.layout} in {where}"))
+        elif local.is_meta and local.numel():
+            problems.append((name, f"a tensor without data (meta) in {where}"))
+        elif where == "out" and any(n > 1 and not by for n, by in zip(local.shape, local.stride())):
+            problems.append((name, "expanded in out: its elements share their memory"))
     return found
 
 

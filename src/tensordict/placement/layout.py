@@ -20,6 +20,7 @@ from ..errors import LayoutError
 from .mesh import Runs, runs_on_mesh
 from .names import dtype_name, parse_dtype
 
+_KINDS = ("replicate", "shard")
 # What does not change a reduction.
 _NEUTRAL: Final[dict[str | None, float]] = {"sum": 0.0, "product": 1.0}
 
@@ -221,7 +222,9 @@ class Layout:
         ``None`` when its boxes are no such product: its local tensor is then flat, the boxes one
         after the other.
         """
-        at = self._positions()[rank]
+        at = self._positions().get(rank)
+        if at is None:
+            raise LayoutError(f"Cannot tell what rank {rank} holds: it is none of {self.ranks}.")
         return self._mesh_runs()[at] if self.held is None else _grid(self.held[at], self.shape)
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
@@ -457,6 +460,15 @@ class Layout:
         >>> Layout.from_json(layout.to_json()) == layout
         True
         """
+        try:
+            return cls._read(data)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise LayoutError(
+                f"Cannot read a layout: {type(error).__name__} {error}. Expected what to_json gives."
+            ) from None
+
+    @classmethod
+    def _read(cls, data: Mapping[str, Any]) -> Layout:
         name = data.get("dtype")
         dtype = None if name is None else parse_dtype(name)
         if "held" not in data:
@@ -468,9 +480,13 @@ class Layout:
                 order=data.get("order"),
                 dtype=dtype,
             )
+        if len(data["ranks"]) != len(data["held"]):
+            raise LayoutError(
+                f"Cannot read a layout: {len(data['ranks'])} ranks, {len(data['held'])} lists of boxes."
+            )
         boxes = {
             int(rank): [Box.from_json(box) for box in held]
-            for rank, held in zip(data["ranks"], data["held"], strict=True)
+            for rank, held in zip(data["ranks"], data["held"])
         }
         return cls.from_boxes(data["shape"], boxes, partial=data.get("partial"), dtype=dtype)
 
@@ -485,6 +501,11 @@ def _laid_out(
 ) -> Layout:
     """One object for equal layouts, so that their boxes are worked out once."""
     size = math.prod(mesh_shape)
+    if min((*shape, *mesh_shape, *ranks), default=0) < 0:
+        raise LayoutError(
+            f"Cannot lay out a tensor of shape {shape} on a mesh {mesh_shape} of ranks {ranks}: "
+            f"expected no negative numbers."
+        )
     if len(placements) != len(mesh_shape) or len(ranks) != size or len(set(ranks)) != size:
         raise LayoutError(
             f"Cannot lay out a tensor of shape {shape}: expected one placement for each axis "
@@ -500,6 +521,12 @@ def _laid_out(
     own: list[Placement] = []
     for placement in placements:
         dim = placement.dim
+        partial_op = placement.kind == "partial" and placement.reduce_op is not None
+        if placement.split_factor < 1 or not (partial_op or placement.kind in _KINDS):
+            raise LayoutError(
+                f"Cannot lay out a tensor of shape {shape} by {placement}: expected 'replicate', "
+                f"'shard' with a split factor of 1 or more, or 'partial' with a reduction."
+            )
         if placement.kind == "shard":
             if dim is None or not -len(shape) <= dim < len(shape):
                 raise LayoutError(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .._keys import dotted
 from ..core.node import Node
 from ..core.traverse import leaves_with_path
-from ..errors import LayoutError
+from ..errors import EntryTypeError, LayoutError
 from .layout import Layout, Placement
 from .reshard import Layouts
 
@@ -37,6 +37,11 @@ def tensors_of(tree: Any) -> dict[str, Tensor]:
         return {dotted(path): x for path, x in leaves_with_path(tree)}
     if isinstance(tree, nn.Module):
         tree = tree.state_dict(keep_vars=True)
+    if not isinstance(tree, Mapping):
+        raise EntryTypeError(
+            f"Cannot take tensors by name from {type(tree).__name__!r}: expected a tensordict, a "
+            f"mapping or a module."
+        )
     return {name: value for name, value in tree.items() if isinstance(value, Tensor)}
 
 
@@ -182,7 +187,7 @@ def model_layouts(
         dtype: The dtype of floating-point tensors; as they are by default.
 
     Raises:
-        LayoutError: for an unknown axis, or a plan that matches no module.
+        LayoutError: for an unknown axis or style, or a plan that matches no module.
 
     >>> module = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 8))
     >>> plan = {"0": "colwise", "1": "rowwise"}
@@ -250,14 +255,25 @@ def _matches(name: str, pattern: str) -> bool:
     return len(have) == len(want) and all(map(fnmatch, have, want))
 
 
+# Styles that concern inputs and outputs alone.
+_SPLIT_NOTHING = ("sequence", "prepare", "noparallel", "replicate")
+
+
 def _split_of(module: nn.Module, style: Any) -> dict[str, int]:
-    what = (style if isinstance(style, str) else type(style).__name__).lower()
+    # A style derived from one of torch does what that does.
+    names = [style] if isinstance(style, str) else [cls.__name__ for cls in type(style).__mro__]
     embedding = isinstance(module, nn.Embedding)
-    if what.startswith("colwise"):
-        return {"weight": 1} if embedding else {"weight": 0, "bias": 0}
-    if what.startswith("rowwise"):
-        return {"weight": 0} if embedding else {"weight": 1}
-    return {}
+    for name in map(str.lower, names):
+        if name.startswith("colwise"):
+            return {"weight": 1} if embedding else {"weight": 0, "bias": 0}
+        if name.startswith("rowwise"):
+            return {"weight": 0} if embedding else {"weight": 1}
+        if name.startswith(_SPLIT_NOTHING):
+            return {}
+    raise LayoutError(
+        f"Cannot follow the plan: what {names[0]!r} does to parameters is not known. Expected "
+        f"'colwise', 'rowwise' or a style of torch; leave the module out, and lay it out by hand."
+    )
 
 
 def follow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from .views import template
+from .views import filled, template
 
 Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str] | Sequence[Rename] | None"
 
@@ -21,7 +21,7 @@ def strip_wrappers(name: str) -> str:
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
     while len(parts) > 1 and parts[0] == "module":
         del parts[0]
-    return ".".join(parts)
+    return ".".join(parts) or name
 
 
 def renamer(rename: Rename) -> Callable[[str], str]:
@@ -64,7 +64,7 @@ def _by_table(table: Mapping[str, str]) -> Callable[[str], str]:
             for pattern, new in patterns:
                 match = pattern.fullmatch(head)
                 if match:
-                    return new.format(**match.groupdict()) + tail
+                    return filled(new, match.groupdict()) + tail
         return name
 
     return renamed

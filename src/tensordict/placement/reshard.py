@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -300,7 +300,17 @@ class ReshardPlan:
 
         Raises:
             PlanMismatch: when planning again gives another plan than the one written.
+            LayoutError: when it is no such value.
         """
+        try:
+            return cls._read(data)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise LayoutError(
+                f"Cannot read a plan: {type(error).__name__} {error}. Expected what to_json gives."
+            ) from None
+
+    @classmethod
+    def _read(cls, data: Mapping[str, Any]) -> ReshardPlan:
         if data.get("version") != PLAN_VERSION:
             raise PlanMismatch(
                 f"Cannot read a plan of version {data.get('version')}: expected {PLAN_VERSION}."
@@ -404,6 +414,13 @@ def plan_reshard(
     >>> plan.total_bytes, plan.efficiency, plan.recv_bytes(4)
     (64, 1.0, 32)
     """
+    for side in (src, dst):
+        if not isinstance(side, Mapping):
+            raise LayoutError(
+                f"Cannot plan: expected names and layouts, got {type(side).__name__!r}."
+            )
+    if isinstance(options.get("hosts"), int):
+        options["hosts"] = _hosts_of((*src.values(), *dst.values()), options["hosts"])
     chosen = ReshardOptions.of(**options)
     ties = getattr(src, "ties", {})
     views = views or {}
@@ -422,6 +439,14 @@ def plan_reshard(
     while len(_plans) > _MAX_PLANS:
         del _plans[next(iter(_plans))]
     return plan
+
+
+def _hosts_of(layouts: Iterable[Any], each: int) -> dict[int, int]:
+    """The host of each rank where every one has as many ranks."""
+    if each < 1:
+        raise LayoutError(f"Cannot plan with {each} ranks on each host: expected 1 or more.")
+    known = {id(layout): layout for layout in layouts if isinstance(layout, Layout)}
+    return {rank: rank // each for layout in known.values() for rank in layout.ranks}
 
 
 _MAX_PLANS = 8

@@ -23,7 +23,8 @@ class ReshardOptions:
             default.
         sources: ``"balanced"``: ranks that hold the same box share the sending.  ``"lowest"``:
             the lowest rank sends.
-        hosts: Host of each rank, where known: a holder on the same host is preferred, and a box
+        hosts: Host of each rank, where known (`plan_reshard` takes the number of ranks that every
+            host has, too): a holder on the same host is preferred, and a box
             that several ranks of a host want enters it once and is passed on there.
     """
 
@@ -35,7 +36,7 @@ class ReshardOptions:
 
     @classmethod
     def of(cls, **options: Any) -> ReshardOptions:
-        """From keyword arguments; ``hosts`` as a mapping, or a number of ranks for each host.
+        """From keyword arguments; ``hosts`` as a mapping of ranks.
 
         Raises:
             LayoutError: for a value that cannot be used.
@@ -54,6 +55,15 @@ class ReshardOptions:
             options["hosts"] = tuple((rank, numbers[hosts[rank]]) for rank in sorted(hosts))
         else:
             options["hosts"] = tuple(hosts)
+        for name in ("bucket_bytes", "pack_below", "max_staging_bytes"):
+            value = options.get(name, 1)
+            if not isinstance(value, int) and not (value is None and name == "max_staging_bytes"):
+                raise LayoutError(f"Cannot plan with {name}={value!r}: expected bytes.")
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in options["hosts"]):
+            raise LayoutError(
+                f"Cannot plan with hosts={hosts!r}: expected a mapping of ranks to hosts, or how "
+                f"many ranks a host has."
+            )
         out = cls(**options)
         bucket, limit = out.bucket_bytes, out.max_staging_bytes
         if out.sources not in ("balanced", "lowest"):

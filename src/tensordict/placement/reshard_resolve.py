@@ -92,7 +92,7 @@ def resolve(
     tied = _tied(ties, sources, names, problems)
     sources = {name: layout.as_dtype(_dtype(layout)) for name, layout in sources.items()}
     shapes = {name: layout.shape for name, layout in sources.items()}
-    finder = _Finder({name_of(key): view for key, view in views.items()})
+    finder = _Finder({name_of(key): leaf(view) for key, view in views.items()})
     draft = Draft(sources, {}, names, {}, tied)
     first: dict[Any, str] = {}
     # By name: ranks that list tensors in other orders must cut the same messages.
@@ -269,6 +269,8 @@ def _target_dtype(
         if dtype.scale is not None:
             problems += [(name, text) for text in _unscaled(source, layout.dtype or asked)]
     elif dtype is not None and source.is_floating_point:
+        if not isinstance(dtype, (str, torch.dtype)):
+            raise LayoutError(f"Cannot plan with {dtype=}: expected a dtype or a CastPolicy.")
         asked = parse_dtype(dtype)
     if layout.dtype is not None:
         if asked is not None and asked is not layout.dtype:

@@ -178,7 +178,7 @@ class View:
     def bind(self, fields: Mapping[str, str]) -> View:
         """The view with the fields in its names filled in."""
         if self.op == "leaf":
-            return replace(self, name=self.name.format(**fields))
+            return replace(self, name=filled(self.name, fields))
         return replace(self, parts=tuple(part.bind(fields) for part in self.parts))
 
     def resolve(self, shapes: Mapping[str, Sequence[int]]) -> Resolved:
@@ -406,6 +406,20 @@ _RESOLVE: dict[str, Any] = {
     "deinterleave": _deinterleave,
     "repeat": _repeat,
 }
+
+
+def filled(name: str, fields: Mapping[str, str]) -> str:
+    """A name with its fields filled in.
+
+    >>> filled("layers.{i}.q", {"i": "12"})
+    'layers.12.q'
+    """
+    try:
+        return name.format(**fields)
+    except (LookupError, ValueError) as error:
+        raise LayoutError(
+            f"Cannot fill in {name!r}: {error} is none of the fields {sorted(fields)}."
+        ) from None
 
 
 def template(name: str) -> re.Pattern[str]:
