@@ -310,7 +310,14 @@ def _reduce(stack: Any, op: Reduce) -> Any:
     if op.dims is None:
         return _reduce_whole(stack, op)
     if dim in op.dims:
-        return None
+        try:
+            dense = densified(stack)
+        except ShapeError as error:
+            raise ShapeError(
+                f"Cannot reduce along the stack dimension {dim} of a ragged lazy stack. {error} To "
+                f"reduce all values pass no dim, or pad the rows first: to_padded_tensor()."
+            ) from None
+        return dense._restructure(op)
     inner = Reduce(op.fold, tuple([d - (d > dim) for d in op.dims]), op.keepdim)
     return _each(stack, op, inner, dim if op.keepdim else dim - sum(d < dim for d in op.dims))
 
