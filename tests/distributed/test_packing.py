@@ -31,7 +31,7 @@ def test_packed_bytes_do_not_depend_on_who_looks():
     stage.pack(parts)
     once = stage.message().clone()
     stage.message().fill_(1)
-    assert stage.pack_alike(parts)
+    assert stage.pack_alike(parts, plain=True)
     for group in stage.packing.groups:
         span = slice(group.offset, group.offset + group.nbytes)
         assert torch.equal(stage.message()[span], once[span])
@@ -51,12 +51,12 @@ def test_packed_bytes_do_not_depend_on_who_looks():
 def test_a_group_with_another_part_is_not_packed(other, where):
     parts, stage = stage_of(tree())
     parts[where] = other
-    assert not stage.pack_alike(parts)
+    assert not stage.pack_alike(parts, plain=True)
 
 
 def test_a_group_in_which_all_parts_changed_is_not_packed():
     parts, stage = stage_of(tree())
-    assert not stage.pack_alike([x.t() if x.shape == (2, 3) else x for x in parts])
+    assert not stage.pack_alike([x.t() if x.shape == (2, 3) else x for x in parts], plain=True)
 
 
 def test_what_a_structure_was_last_is_not_taken_for_what_it_is():
@@ -90,15 +90,15 @@ def _swapped(td, key, x):
 
 
 CHANGES = {
-    "view": lambda td, key, x: td.set(key, x.view(-1)),
+    "view": lambda td, key, x: td.set(key, x.reshape(-1)),
     "rows": lambda td, key, x: td.set(key, x.unsqueeze(0)),
-    "bits": lambda td, key, x: td.set(key, x.view(torch.uint8)),
+    "bits": lambda td, key, x: td.set(key, x.contiguous().view(torch.uint8)),
     "copy": lambda td, key, x: td.set(key, x.clone()),
     "grad": lambda td, key, x: td.set(key, x.float().requires_grad_()),
     "strided": lambda td, key, x: td.set(key, torch.stack([x, x], -1)[..., 0]),
     "expanded": lambda td, key, x: td.set(key, x.reshape(-1)[:1].expand(6)),
     "tied": lambda td, key, x: td.set(key, td["k1"].detach()),
-    "swapped": lambda td, key, x: _swapped(td, key, x.clone().view(-1)),
+    "swapped": lambda td, key, x: _swapped(td, key, x.clone().reshape(-1)),
     "nested": lambda td, key, x: td.set(key, {"a": x, "b": x.clone()}),
     "value": lambda td, key, x: td.set(key, "text"),
     "nothing": lambda td, key, x: None,
@@ -107,15 +107,19 @@ CHANGES = {
 
 @settings(max_examples=40, deadline=None)
 @given(
+    st.booleans(),
     st.lists(
         st.tuples(st.sampled_from(sorted(CHANGES)), st.sampled_from(["k0", "k3", "k7", "lone"])),
         min_size=1,
         max_size=6,
-    )
+    ),
 )
-def test_takes_after_any_changes_are_those_of_a_fresh_look(changes):
+def test_takes_after_any_changes_are_those_of_a_fresh_look(grad, changes):
     transport = LoopbackGroup(1).transport(0)
     endpoint, td = Endpoint(transport), tree()
+    if grad:
+        for key in ("k1", "k2", "k3", "k4", "k7"):
+            td[key].requires_grad_()
     for name, key in changes:
         if isinstance(td.get(key, None), torch.Tensor):
             CHANGES[name](td, key, td[key].detach())
@@ -150,6 +154,16 @@ def test_a_changed_leaf_in_a_group_is_refused_or_sent_as_it_is():
             assert second.requires_grad and not first.requires_grad
 
     LoopbackGroup(2, timeout=10).run(main)
+
+
+def test_parameters_are_packed_while_they_are_looked_at():
+    transport = LoopbackGroup(1).transport(0)
+    endpoint = Endpoint(transport)
+    td = TensorDict({f"k{i}": torch.nn.Parameter(torch.ones(3)) for i in range(8)})
+    assert [endpoint.take(td, pack_below=99).packed for _ in range(3)] == [False, True, True]
+    td["k2"].requires_grad_(False)
+    taken = endpoint.take(td, pack_below=99)
+    assert not taken.packed and taken.described.schema.grad == [0, 1, 3, 4, 5, 6, 7]
 
 
 def test_buffers_outlive_the_mode_they_were_made_in():

@@ -81,20 +81,24 @@ def same_shapes(seen: Snapshot, parts: Sequence[Tensor]) -> bool:
 
 def same_parts(seen: Snapshot, parts: Sequence[Tensor]) -> bool:
     """Whether all parts have the shapes that were seen, and the same ones require grad."""
-    if not same_shapes(seen, parts):
-        return False
-    grads = [x.requires_grad for x in parts]
-    if True not in grads:
-        return not seen.schema.grad
-    return [i for i, flag in enumerate(grads) if flag] == seen.schema.grad
+    return same_shapes(seen, parts) and _grads(parts) == seen.schema.grad
 
 
 def same_apart(seen: Snapshot, parts: Sequence[Tensor]) -> bool:
     """`same_parts` for who calls `packing.Stage.pack_alike` next: what that looks at is left out."""
     if seen.apart is None:
         return same_parts(seen, parts)
-    shapes = seen.schema.shapes
-    return all(parts[i].shape == shapes[i] and not parts[i].requires_grad for i in seen.apart)
+    shapes, grad = seen.schema.shapes, seen.schema.grad
+    alone = [parts[i] for i in seen.apart]
+    if _grads(parts if grad else alone) != grad:
+        return False
+    return all(x.shape == shapes[i] for i, x in zip(seen.apart, alone))
+
+
+def _grads(parts: Sequence[Tensor]) -> list[int]:
+    """The indices of the parts that require grad."""
+    flags = [x.requires_grad for x in parts]
+    return [i for i, flag in enumerate(flags) if flag] if True in flags else []
 
 
 def describe(
@@ -227,9 +231,7 @@ def _plain(leaf: Tensor, path: tuple[str, ...]) -> Tensor:
 
 def _add_columns(schema: Schema, parts: list[Tensor]) -> None:
     schema.shapes = [x.shape for x in parts]
-    grads = [x.requires_grad for x in parts]
-    if True in grads:
-        schema.grad = [i for i, flag in enumerate(grads) if flag]
+    schema.grad = _grads(parts)
 
 
 def _add_memory(out: Described) -> None:

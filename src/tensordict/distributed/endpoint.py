@@ -103,7 +103,7 @@ def known(schema: Schema, data: bytes, digest: bytes) -> Known:
         paths = [path for path, place in places(schema) if place.letter == VALUE]
     packing = plan_packing(schema)
     apart = None
-    if not (schema.grad or schema.values or packing.large):
+    if not (schema.values or packing.large):
         apart = packing.apart(len(schema.dtypes))
     return Known(schema, data, digest, packing, paths, apart)
 
@@ -234,7 +234,7 @@ class Endpoint:
         )
         stage = entry.stage()
         if described.recalled and entry.apart is not None:
-            if stage.pack_alike(described.parts):
+            if stage.pack_alike(described.parts, plain=not entry.schema.grad):
                 return Taken(described, entry, stage, packed=True)
             entry.give_back(stage)
             described, entry = self.describe(node, pack_below=pack_below, bundle=bundle)

@@ -200,19 +200,23 @@ class Stage:
                     fill(list(block.unbind()), leaves)
         self._pack_singles(parts)
 
-    def pack_alike(self, parts: Sequence[Tensor]) -> bool:
-        """`pack`, if the parts of each larger group have its shape and do not require grad.
+    def pack_alike(self, parts: Sequence[Tensor], *, plain: bool) -> bool:
+        """`pack`, if the parts of each larger group have its shape.
 
-        torch looks at both while it copies: it stacks tensors of one shape only, and in grad
-        mode refuses to stack into a buffer what requires grad.  Parts that do not lie in such a
-        group (`Packing.apart`) are copied as they are.
+        torch looks at that while it copies: it stacks tensors of one shape only.  Parts that do
+        not lie in such a group (`Packing.apart`) are copied as they are.
+
+        Args:
+            parts: all parts of the schema.
+            plain: refuse parts of larger groups that require grad, as torch does for a stack
+                into a buffer in grad mode.
 
         Returns:
             Whether everything was packed.
         """
-        if torch.is_inference_mode_enabled():  # there is no grad mode to ask
+        if plain and torch.is_inference_mode_enabled():  # there is no grad mode to ask
             return False
-        with torch.enable_grad():
+        with torch.set_grad_enabled(plain):
             for take, block in self._blocks():
                 leaves = take(parts)
                 if leaves[0].shape != block.shape[1:]:

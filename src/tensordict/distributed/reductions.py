@@ -269,7 +269,8 @@ def _start(
     described, entry, _ = agree(round_, None if taken is None else taken.described, ours, error)
     assert taken is not None
     stage, packed = taken.stage, taken.packed
-    if entry is not ours:
+    if entry is not taken.entry:
+        taken.entry.give_back(stage)
         stage, packed = entry.stage(), False
     running = _Running()
     _begin(round_, running, _large_lumps(entry, described, how, keep), how, begin, bucket_bytes)
