@@ -162,6 +162,7 @@ class RowWrites:
             self.view_rows(node, value, path)
             return
         op, n, out, fetch = self.op, self.op.ndim, self.out, node._fetch
+        picked, exact = self.picked.append, self.exact.append
         direct = type(op) is Rows and op.flat is op.index and op.on_cpu
         seen: Size | None = None
         want: Size | None = None
@@ -179,10 +180,11 @@ class RowWrites:
                     if shape != seen:
                         seen, want = shape, out + shape[n:]
                     if item.shape == want:
-                        if dtype is not movable and dtype not in AS_INTEGERS:
+                        if direct and near and (dtype is movable or dtype not in AS_INTEGERS):
                             movable = dtype
-                        kind = self.picked if direct and near and dtype is movable else self.exact
-                        kind.append((present, op, item))
+                            picked((present, op, item))
+                        else:
+                            exact((present, op, item))
                         continue
             self.scattered.append((present, op, self.fitted(present, item, path, name)))
 
@@ -436,6 +438,8 @@ def rows_of(node: Node, index: Any) -> Index:
 def _broadcast(op: Index, value: Any) -> Any:
     """The value, its batch size expanded to the rows that are written."""
     want, got = op.out, value._batch_size
+    if got == want:
+        return value
     head = got[: len(want)]
     if head == want:
         return value

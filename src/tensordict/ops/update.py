@@ -216,7 +216,8 @@ class Writes:
         if below is _NONE:
             return
         entry: Any = write.fetch(node, path) if node._members() is None else _seen(node, path)
-        nested = isinstance(value, Node) or type(value) is dict or isinstance(value, Mapping)
+        # Asking for a Mapping is dear.
+        nested = not isinstance(value, Tensor) and isinstance(value, (Node, Mapping))
         if below is not None and not nested:
             return  # the source has nothing under the keys asked for
         if below is not None and not isinstance(entry, Node):
