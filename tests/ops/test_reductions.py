@@ -152,6 +152,42 @@ def test_values_and_indices_of_one_dim(row, keepdim):
         leaf_checks(td, pair.indices, lambda x: fn(x, 0, keepdim).indices)
 
 
+class Other(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("row", paired, **ids)
+@pytest.mark.parametrize("dim", [0, None, (0, 1)])
+def test_values_and_indices_where_plain_tensors_come_last(row, dim):
+    """Each leaf keeps its own, in whatever order a tree is walked."""
+    first = torch.rand(3, 4).as_subclass(Other)
+    td = TensorDict({"n": {"b": torch.rand(3, 4)}, "s": first, "a": torch.rand(3, 4)}, [3, 4])
+    pair = getattr(td, row.name)(dim=dim, keepdim=True)
+    dims = (0, 1) if dim is None else (dim,) if dim == 0 else dim
+    leaf_checks(td, pair.values, lambda x: by_hand(row, x, dims, True))
+    if dim == 0:
+        fn = getattr(torch, row.name)
+        leaf_checks(td, pair.indices, lambda x: fn(x, 0, True).indices)
+        leaf_checks(td, getattr(td, row.name)(0).indices, lambda x: fn(x, 0).indices)
+
+
+@pytest.mark.parametrize("extra", [0, 3])
+def test_norm_where_plain_tensors_come_last(extra):
+    first = torch.rand(3).as_subclass(Other)
+    td = TensorDict({"n": {"b": torch.rand(3)}, "s": first, "a": torch.rand(3)}, [3])
+    leaf_checks(td, td.norm(), lambda x: x.norm())
+    td = TensorDict({"n": {"b": torch.rand(3)}, **{str(i): torch.rand(3) for i in range(extra)}})
+    leaf_checks(td, td.norm(), lambda x: x.norm())
+
+
+def test_torch_reduces_jagged_leaves():
+    rows = [torch.rand(2, 2), torch.rand(3, 2)]
+    td = TensorDict({"j": torch.nested.nested_tensor(rows, layout=torch.jagged)}, [2])
+    assert_close(td.sum()["j"], torch.cat(rows).sum())
+    with pytest.raises(RuntimeError, match="batch dimension"):
+        td.sum(0)
+
+
 @pytest.mark.parametrize("name", ["quantile", "nanquantile"])
 def test_quantile(name):
     td = tree()

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 LOSSES = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss]
 
@@ -29,6 +29,22 @@ def test_losses(fn, reduction):
     for result in (fn(x, row, reduction=reduction), fn(row, x, reduction=reduction)):
         assert_close(result["a"], fn(x["a"], wide, reduction=reduction))
     assert_close(fn(x, 0.5)["a"], fn(x["a"], torch.full((3, 4), 0.5)))
+
+
+@pytest.mark.parametrize("fn", LOSSES)
+def test_losses_where_plain_tensors_come_last(fn):
+    x = TensorDict({"n": {"b": torch.rand(3)}, "a": torch.rand(3)}, [3])
+    out = fn(x, x * 3)
+    assert_close(out["a"], fn(x["a"], x["a"] * 3))
+    assert_close(out["n", "b"], fn(x["n", "b"], x["n", "b"] * 3))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_of_lazy_stacks(reduction):
+    x = lazy_stack([TensorDict(a=torch.rand(3), b=torch.rand(2)) for _ in range(2)])
+    out = F.mse_loss(x, x * 3, reduction=reduction)
+    for name in ("a", "b"):
+        assert_close(out[name], F.mse_loss(x[name], x[name] * 3, reduction=reduction))
 
 
 def test_options_of_losses():

@@ -18,9 +18,13 @@ from .structural import DividingOp, StructuralOp
 def restructured(op: StructuralOp, x: Tensor) -> Tensor:
     """A jagged tensor after an operation on its first dimension.
 
+    One that computes with the rows is left to torch, which has the reductions.
+
     Raises:
         ShapeError: the result would not have exactly one batch dimension (or none).
     """
+    if not op.moves_rows:
+        return op.leaf(x)
     return _taken(x, op.rows(torch.arange(x.shape[0])), op)
 
 

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from ..core.node import Node
 from ..core.torch_function import implements
-from ..core.traverse import leaves
+from ..core.traverse import has_stack, leaves
 from .operands import pair
-from .reductions import reduced
+from .reductions import reduced_to
 
 
 def _loss(fn: Callable[..., Tensor]) -> None:
@@ -22,6 +22,10 @@ def _loss(fn: Callable[..., Tensor]) -> None:
     def rule(input: Any, target: Any, *args: Any, weight: Any = None, **kwargs: Any) -> Any:
         if not isinstance(input, Node):  # the losses are symmetric
             input, target = target, input
+
+        unreduced = kwargs.get("reduction", "mean") == "none"
+        if not unreduced and has_stack(input):  # by key: the rows of an entry have one loss
+            input = input.to_tensordict()
 
         def call(x: Tensor, y: Any, w: Any) -> Tensor:
             y = y if isinstance(y, Tensor) else torch.full_like(x, y)
@@ -32,10 +36,9 @@ def _loss(fn: Callable[..., Tensor]) -> None:
         xs = leaves(node)
         ws = None if weight is None else pair(node, weight, fn.__name__)[1]
         out = [call(x, y, w) for x, y, w in zip(xs, _each(ys, xs), _each(ws, xs))]
-        if kwargs.get("reduction", "mean") == "none":
+        if unreduced:
             return node._rebuild(iter(out))
-        todo = iter(out)
-        return reduced(node, lambda x, dims, keepdim: next(todo))
+        return reduced_to(node, out)
 
     implements(fn)(rule)
 

@@ -12,7 +12,7 @@ With ``reduce=True`` the leaves are then reduced together, to one tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -99,9 +99,7 @@ class ReductionMethods(Node):
             norms = run_grouped(torch._foreach_norm, norm, xs, p, dtype=dtype)
         else:
             norms = [norm(x, p, dtype=dtype) for x in xs]
-        todo = iter(norms)
-        result = reduced(self, lambda x, dims, keep: next(todo), None)
-        return _finished(result, key_transform, out)
+        return _finished(reduced_to(self, norms), key_transform, out)
 
 
 def _in_one(xs: Sequence[Tensor]) -> Tensor | None:
@@ -222,6 +220,17 @@ def reduced(node: Any, fold: Fold, dim: Dims = None, keepdim: bool = False) -> A
             raise EntryTypeError("dim='feature' is incompatible with keepdim=True.")
         return _features(node, fold)
     return node._restructure(Reduce(fold, None if dim is None else _wrapped(dim, node), keepdim))
+
+
+def reduced_to(node: Any, values: Iterable[Tensor], dim: Dims = None, keepdim: bool = False) -> Any:
+    """As `reduced`, over tensors that the leaves were reduced to before, in their order.
+
+    A fold cannot count the leaves: it is not called in their order.
+
+    Args:
+        node: without lazy stacks in it, which are reduced by key.
+    """
+    return reduced(node, lambda x, dims, keep: x, dim, keepdim)._rebuild(iter(values))
 
 
 def _features(node: Node, fold: Fold) -> Any:
@@ -479,17 +488,15 @@ def _with_indices(row: Reduction) -> Callable[..., Any]:
             # Leaves are not visited in the order in which the result holds them.
             first = reduced(self, lambda x, dims, keep: fold(x, dims, keep)[0], dim, keepdim)
             return made((first, reduced(self, lambda x, d, k: fold(x, d, k)[1], dim, keepdim)))
-        indices: list[Tensor] = []
-        plain = type(dim) is int and not keepdim
-        d = wrap_dim(dim, len(self._batch_size)) if plain else 0  # type: ignore[arg-type]
-
-        def values(x: Tensor, dims: tuple[int, ...], keep: bool) -> Tensor:
-            value, index = fn(x, d) if plain else fold(x, dims, keep)
-            indices.append(index)
-            return value
-
-        result = reduced(self, values, dim, keepdim)
-        return made((result, result._rebuild(iter(indices))))
+        xs = leaves(self)
+        if type(dim) is int and not keepdim:
+            d = wrap_dim(dim, len(self._batch_size))
+            pairs = [fn(x, d) for x in xs]
+        else:
+            dims = None if dim is None else _wrapped(dim, self)
+            pairs = [fold(x, tuple(range(x.ndim)) if dims is None else dims, keepdim) for x in xs]
+        result = reduced_to(self, [pair[0] for pair in pairs], dim, keepdim)
+        return made((result, result._rebuild(iter([pair[1] for pair in pairs]))))
 
     return method
 
