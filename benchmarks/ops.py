@@ -276,6 +276,11 @@ def functions(s: Data) -> list[Row]:
     both = lambda x, y: x + y  # noqa: E731
     double = lambda x: x * 2  # noqa: E731
     each_double = lambda xs: {k: x * 2 for k, x in xs.items()}  # noqa: E731
+    floats = dict(s.floats.items())
+
+    def cut() -> Any:
+        return [dict(zip(floats, row)) for row in zip(*[x.unbind(0) for x in floats.values()])]
+
     return [
         Row("apply", lambda: td.apply(add), s.each(add)),
         Row("apply nested", lambda: s.tree.apply(add), s.each(add)),
@@ -296,7 +301,7 @@ def functions(s: Data) -> list[Row]:
         Row("detach", lambda: td.detach(), s.each(torch.detach)),
         Row("to(float64)", lambda: td.to(torch.float64), s.each(lambda x: x.to(torch.float64))),
         Row("vmap", lambda: torch.vmap(double)(td), lambda: torch.vmap(each_double)(d)),
-        Row("tolist", lambda: s.floats.tolist(), lambda: [v.tolist() for v in s.floats.values()]),
+        Row("tolist", lambda: s.floats.tolist(), cut),
     ]
 
 

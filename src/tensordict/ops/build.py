@@ -443,6 +443,8 @@ def _two(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any, dict[str, Any]]:
     """The two operands, however they were passed, and the other arguments by name."""
+    if len(args) == 2 and not kwargs and args[0] is not None and args[1] is not None:
+        return args[0], args[1], kwargs
     given = dict(kwargs)
     found = list(args[:2])
     for operand in operands[len(found) :]:

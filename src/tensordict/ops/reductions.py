@@ -402,9 +402,11 @@ def _plain(row: Reduction) -> Callable[..., Any]:
             dim = tuple(range(len(self._batch_size)))
             if not dim:
                 raise ShapeError(f"Cannot {name}: the tensordict has no batch dimension.")
-        if reduce:
-            return together(self, folds(**kwargs), dim, keepdim, name)
+        if reduce and dim is None and not kwargs:
+            return fn(_flat(_some(self, name)))
         fold = folds(**kwargs)
+        if reduce:
+            return together(self, fold, dim, keepdim, name)
         if kwargs or keepdim or not (dim is None or type(dim) is int):
             result = reduced(self, fold, dim, keepdim)
         elif dim is None:
