@@ -396,7 +396,8 @@ def nested_dict(node: Node, on_leaf: Callable[[Any], Any]) -> dict[str, Any]:
     >>> nested_dict(TensorDict(n={"a": 1, "s": "x"}), lambda leaf: leaf.data)
     {'n': {'a': tensor(1), 's': 'x'}}
     """
-    refuse_exclusive(node)
+    if node._members() is not None:
+        refuse_exclusive(node)
     out: dict[str, Any] = {
         name: entry
         if type(entry) is Tensor or isinstance(entry, Tensor)

@@ -291,12 +291,17 @@ def _one_tensor(parts: tuple[Any, ...], batch: Size) -> Rows | None:
     at = -1
     for i, part in enumerate(parts):
         if isinstance(part, Tensor):
-            if at >= 0 or part.dtype is torch.bool or not part.ndim or traced(part):
+            if at >= 0:
                 return None
             at = i
         elif type(part) is not slice or part != _FULL:
             return None
-    return None if at < 0 else Rows(parts[at], at, batch)
+    if at < 0:
+        return None
+    rows = parts[at]
+    if rows.dtype is torch.bool or not rows.ndim or traced(rows):
+        return None
+    return Rows(rows, at, batch)
 
 
 def _expanded(index: Any, batch: Size) -> tuple[tuple[Any, ...], bool]:
@@ -357,6 +362,8 @@ def _part(item: Any) -> tuple[Any, int]:
 
 
 def _tensor_part(item: Tensor) -> tuple[Any, int]:
+    if item.dtype is torch.int64 and item.ndim:
+        return item, 1
     if item.dtype in _MASKS:
         mask = item.bool()
         if not item.ndim and not traced(mask):
