@@ -218,7 +218,7 @@ def test_dtype_methods(name, dtype):
     td = tree()
     out = getattr(td, name)()
     assert all(x.dtype is dtype for x in leaves(out).values())
-    some = getattr(td, name)(cast_filter=lambda key, x: key == ("n", "b"))
+    some = getattr(td, name)(cast_filter=lambda path, x: path == ("n", "b"))
     assert some["n", "b"].dtype is dtype
     assert some["a"] is td["a"] and some["n", "i"] is td["n", "i"] and some.device is None
 
@@ -682,7 +682,7 @@ def test_casts_of_consolidated_ties_gradients_and_jagged_leaves():
     tied = TensorDict({"a": w, "b": w, "c": torch.ones(2)}).consolidate()
     both = tied.half()
     assert both["a"].data_ptr() == both["b"].data_ptr() and both["c"].tolist() == [1, 1]
-    one = tied.half(cast_filter=lambda key, x: key != "b")
+    one = tied.half(cast_filter=lambda path, x: path != ("b",))
     assert torch.equal(one["b"], w) and torch.equal(one["a"], w.half()) and one.is_consolidated()
     assert one["c"].dtype is torch.float16
 

@@ -21,8 +21,8 @@ def _caster(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     cast.__doc__ = f"""Cast every leaf to ``{dtype}``.
 
     Args:
-        cast_filter: Called with the key and the tensor of each leaf; only the leaves for which it
-            is true are cast.
+        cast_filter: Called with the path (a tuple of names) and the tensor of each leaf; only
+            the leaves for which it is true are cast.
     """
     return cast
 
@@ -32,7 +32,7 @@ class DtypeMethods(Node):
 
     >>> from tensordict import TensorDict
     >>> td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)})
-    >>> half = td.half(cast_filter=lambda key, x: key == "a")
+    >>> half = td.half(cast_filter=lambda path, x: path == ("a",))
     >>> half["a"].dtype, half["b"].dtype
     (torch.float16, torch.float32)
     """

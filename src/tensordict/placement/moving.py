@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._keys import short
 from ..core.lock import set_origin
 from ..core.metadata import set_device
 from ..core.node import Node
@@ -52,7 +51,7 @@ def move(td: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def cast_leaves(
     td: Any, dtype: torch.dtype, cast_filter: Callable[[Any, Tensor], Any] | None = None
 ) -> Any:
-    """``td.to(dtype)``, of the leaves alone for which ``cast_filter(key, leaf)`` is true."""
+    """``td.to(dtype)``, of the leaves alone for which ``cast_filter(path, leaf)`` is true."""
     tensors = leaves(td)
     wanted = cast_filter or td._cast_filter
     consolidated = td._lock is not None and buffer_of(td) is not None
@@ -75,7 +74,7 @@ def _dtypes_after(
 ) -> list[torch.dtype]:
     if wanted is None:
         return [dtype] * len(tensors)
-    return [dtype if wanted(short(path), x) else x.dtype for path, x in keyed_leaves(td)]
+    return [dtype if wanted(path, x) else x.dtype for path, x in keyed_leaves(td)]
 
 
 def _cast_each(tensors: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:

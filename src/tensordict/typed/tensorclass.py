@@ -121,9 +121,10 @@ def tensorclass(
             without it.
         skip_post_init_on_rebuild: accepted for compatibility of calls: ``__post_init__``
             runs at construction only.
-        cast_filter: called with the key and the tensor of each leaf when an instance is cast
-            (``half()``, ``to(dtype)``); only leaves for which it is true are.  Casts of a tree
-            that holds an instance do not ask, and an own ``cast_filter=`` comes first.
+        cast_filter: called with the path (a tuple of names) and the tensor of each leaf when an
+            instance is cast (``half()``, ``to(dtype)``); only leaves for which it is true are.
+            Casts of a tree that holds an instance do not ask, and an own ``cast_filter=``
+            comes first.
         **options: see `tensordict.typed.fields.Options`.
 
     >>> import torch
