@@ -98,7 +98,9 @@ class Workspace:
 
     @torch.inference_mode()
     def copy_local(self) -> None:
-        """Move the boxes that this rank holds already, and write what is constant."""
+        """Move the boxes that this rank holds already, and write what is constant; once."""
+        if self.copied:
+            return
         for name in self.constant:
             layout, tensor = self.plan.dst[name], self.results[name]
             neutral = layout.neutral(self._rank)
