@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 IsLeaf = Callable[[type], bool]
+_new_object = object.__new__
 _DictItems: type = type({}.items())
 _DictValues: type = type({}.values())
 
@@ -172,7 +173,9 @@ class MappingMethods(Node):
         """
         if include_nested or leaves_only or sort:
             return ChosenKeysView(self, include_nested, leaves_only, is_leaf, sort)
-        return KeysView(self)
+        view = _new_object(KeysView)  # without the call of `__init__`
+        view._node = self
+        return view
 
     def values(
         self,
