@@ -156,6 +156,19 @@ def test_a_changed_leaf_in_a_group_is_refused_or_sent_as_it_is():
     LoopbackGroup(2, timeout=10).run(main)
 
 
+def test_structures_that_look_alike_are_both_recalled():
+    transport = LoopbackGroup(1).transport(0)
+    endpoint = Endpoint(transport)
+    one = TensorDict({f"k{i}": torch.ones(3) for i in range(100)})
+    other = TensorDict({"other" if k == "k47" else k: v.clone() for k, v in one.items()})
+    entries = [endpoint.take(td, pack_below=99).entry for td in (one, other)]
+    assert entries[0] is not entries[1]
+    for td, entry in zip((one, other), entries):
+        endpoint.take(td, pack_below=99)  # the last one that looked so was the other
+        taken = endpoint.take(td, pack_below=99)
+        assert taken.packed and taken.entry is entry
+
+
 def test_parameters_are_packed_while_they_are_looked_at():
     transport = LoopbackGroup(1).transport(0)
     endpoint = Endpoint(transport)

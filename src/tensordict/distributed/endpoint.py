@@ -164,37 +164,48 @@ class Catalogue:
             if old is not None:
                 return old
             self._by_digest[entry.digest] = entry
-            self._by_print[_fingerprint(entry.schema, entry.schema.shapes[:2])] = entry
+            self._by_print[_fingerprint(entry.schema, _sample(entry.schema.shapes))] = entry
             while len(self._by_digest) > _MAX_SCHEMAS:
                 _, gone = self._by_digest.popitem(last=False)
-                key = _fingerprint(gone.schema, gone.schema.shapes[:2])
+                key = _fingerprint(gone.schema, _sample(gone.schema.shapes))
                 if self._by_print.get(key) is gone:
                     del self._by_print[key]
             return entry
 
     def near(self, schema: Schema, shapes: Sequence[Size]) -> Known | None:
-        """A known schema that this one, whose first shapes are ``shapes``, may be equal to."""
+        """A known schema that this one may be equal to; ``shapes`` is a sample of its shapes."""
         return self._by_print.get(_fingerprint(schema, shapes))
 
     def of(self, schema: Schema) -> Known:
         """The entry of a schema that was just made from a tensordict."""
-        near = self.near(schema, schema.shapes[:2])
+        shapes = _sample(schema.shapes)
+        near = self.near(schema, shapes)
         if near is not None and describe.equal(near.schema, schema):
             return near
         data, digest = digest_of(schema)
-        return self.find(digest) or self.add(known(schema, data, digest))
+        found = self.find(digest)
+        if found is None:
+            return self.add(known(schema, data, digest))
+        with self._lock:  # the next time it is found without being encoded
+            self._by_print[_fingerprint(schema, shapes)] = found
+        return found
+
+
+def _sample(column: Sequence[Any]) -> tuple[Any, ...]:
+    """Some items from all over a column, the first and the last among them."""
+    return (*column[:: len(column) // 8 + 1], *column[-1:])
 
 
 def _fingerprint(schema: Schema, shapes: Sequence[Size]) -> Any:
-    first = schema.keys[0]
     return (
         len(schema.keys),
         len(schema.dtypes),
         schema.pack_below,
         schema.locked[0],
-        tuple(first[:8]),
+        _sample(schema.keys[0]),
+        _sample(schema.keys[-1]),
         tuple(shapes),
-        tuple(schema.dtypes[:2]),
+        _sample(schema.dtypes),
     )
 
 
@@ -242,7 +253,7 @@ class Endpoint:
         return Taken(described, entry, stage, packed=False)
 
     def _snapshot(self, schema: Schema, parts: Sequence[Tensor]) -> Snapshot | None:
-        near = self.catalogue.near(schema, [x.shape for x in parts[:2]])
+        near = self.catalogue.near(schema, [x.shape for x in _sample(parts)])
         return None if near is None else near.snapshot
 
     def is_acked(self, peer: int, digest: bytes) -> bool:
