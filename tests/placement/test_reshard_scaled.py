@@ -248,6 +248,15 @@ def test_live_tensors_and_a_loader(partial):
     assert LoopbackGroup(3).run(main) == [None, ["w", "w_scale"], ["w", "w_scale"]]
 
 
+def test_some_tensors_alone():
+    src = {name: lay((4, 6), [2], [S(0)]) for name in ("a", "b", "c")}
+    dst = {"ab": lay((8, 6), [1], [R], 2, None), "c": lay((4, 6), [1], [R], 2, None)}
+    made = {"ab": views.concat(["a", "b"])}
+    plan = plan_scaled_reshard(src, dst, FP8, views=made, only="c")
+    assert list(plan.dst) == ["c", "c_scale"] and plan.values.unused == ("a", "b")
+    assert ScaledPlan.from_json(json.loads(json.dumps(plan.to_json()))).hash == plan.hash
+
+
 def test_a_double_buffer_has_scales_too():
     src = {"w": lay((4, 6), [2], [S(0)])}
     plan = plan_scaled_reshard(src, {"w": lay((4, 6), [1], [R], 2, None)}, FP8, block=(1, -1))

@@ -277,8 +277,7 @@ def plan_scaled_reshard(
         while name in ties:
             name = ties[name]
         sources[name_of(key)] = layout.as_dtype(narrow.get(name, layout.dtype))
-    options.pop("only", None)  # done
-    values = plan_reshard(sources, first.dst, **options)
+    values = plan_reshard(sources, {**wanted, **first.dst}, **options)
     was = {name: first.src[name].dtype or torch.get_default_dtype() for name in narrow}
     return ScaledPlan(values, was, sections, scales, block)
 
