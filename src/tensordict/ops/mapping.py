@@ -337,7 +337,7 @@ class MappingMethods(Node):
                 keys = [keys_to_update] if isinstance(keys_to_update, str) else keys_to_update
                 source = source.select(*keys, strict=False)  # type: ignore[attr-defined]
                 keys_to_update = None
-            before = _adopt_batch(self, source)
+            before = update.adopt_batch(self, source)
         try:
             update.merge(
                 self,
@@ -563,33 +563,6 @@ class MappingMethods(Node):
 
         out: Self = remember(rekey(self, nested), self, write_back)
         return out
-
-
-def _adopt_batch(node: Any, source: Node) -> list[tuple[Any, Any, Any]]:
-    """Set the batch sizes of ``source`` on ``node``, here and below, after checking that they fit.
-
-    Returns:
-        each node changed, with its batch size and names before.
-    """
-    pairs: list[tuple[Any, Any]] = [(node, source)]
-    changed: list[tuple[Any, Any, Any]] = []
-    for target, like in pairs:
-        if target._lock is not None:
-            raise LockedError
-        names = like._names()
-        for name, entry in target._items():
-            if name not in names:
-                write.entry_of(like, entry, (name,))
-            elif isinstance(entry, Node):
-                below = like._fetch(name)
-                if isinstance(below, Node) and below._batch_size != entry._batch_size:
-                    pairs.append((entry, below))
-        changed.append((target, target._batch_size, target._dim_names))
-    for target, like in pairs:
-        if len(target._batch_size) != len(like._batch_size):
-            target._dim_names = None
-        target._batch_size = like._batch_size
-    return changed
 
 
 def _same_nodes(like: Node, node: Node) -> None:

@@ -13,7 +13,7 @@ from .._typing import Path
 from ..core import write
 from ..core.leaf import Leaf
 from ..core.node import Entry, Node
-from ..errors import BatchSizeError, ShapeError, StructureError
+from ..errors import BatchSizeError, LockedError, ShapeError, StructureError
 from .inplace import copy_each
 from .operands import transforms
 
@@ -298,6 +298,33 @@ def merge(
     if clone:
         writes.stores = [(n, p, cloned(e)) for n, p, e in writes.stores]
     writes.run()
+
+
+def adopt_batch(node: Any, source: Node) -> list[tuple[Any, Any, Any]]:
+    """Set the batch sizes of ``source`` on ``node``, here and below, after checking that they fit.
+
+    Returns:
+        each node changed, with its batch size and names before.
+    """
+    pairs: list[tuple[Any, Any]] = [(node, source)]
+    changed: list[tuple[Any, Any, Any]] = []
+    for target, like in pairs:
+        if target._lock is not None:
+            raise LockedError
+        names = like._names()
+        for name, entry in target._items():
+            if name not in names:
+                write.entry_of(like, entry, (name,))
+            elif isinstance(entry, Node):
+                below = like._fetch(name)
+                if isinstance(below, Node) and below._batch_size != entry._batch_size:
+                    pairs.append((entry, below))
+        changed.append((target, target._batch_size, target._dim_names))
+    for target, like in pairs:
+        if len(target._batch_size) != len(like._batch_size):
+            target._dim_names = None
+        target._batch_size = like._batch_size
+    return changed
 
 
 def write_all(
