@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tensordict.distributed import TorchTransport, reshard
+from tensordict import TensorDict
+from tensordict.distributed import TorchTransport, recv, reshard, send
 from tensordict.distributed.testing import Fault, FaultyTransport, run_ranks
 from tensordict.errors import PeerLost, PlanMismatch, TransferError, TransferTimeout
 from tensordict.placement import Layout, Placement, plan_reshard
@@ -78,6 +79,12 @@ def killed(rank, size, victim, at, side, timeout):
         reshard(data, plan_of(side), out=out, transport=transport, timeout=timeout).wait(90)
     took = time.monotonic() - begin
     assert not any(x.any() for x in out.values())
+    # Those who are left go on with each other.
+    first, second = (r for r in range(size) if r != victim)
+    if rank == first:
+        send(TensorDict({"a": torch.ones(100_000)}), second, timeout=20)
+    else:
+        assert recv(first, timeout=20)["a"].sum() == 100_000
     return type(caught.value).__name__, str(caught.value), took
 
 

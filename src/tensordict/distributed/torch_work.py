@@ -164,6 +164,9 @@ class CollectiveWork:
         except RuntimeError as error:
             found = translate(error)
             if isinstance(found, PeerLost):
+                # gloo cuts what a rank that failed was sending: its neighbour may hear of that
+                # before it hears of the rank that died.
+                time.sleep(LOOK_AFTER)
                 lost = self._transport.lost(range(self._transport.size))
                 found = self._lost(lost) if lost else found
             raise found from None
@@ -176,7 +179,8 @@ class CollectiveWork:
     def _lost(self, lost: dict[int, str]) -> PeerLost:
         names = [self._transport.name_of(rank) for rank in lost]
         rank, reason = next(iter(lost.items()))
-        text = f"{', '.join(names)} {'is' if len(lost) == 1 else 'are'} gone ({reason})"
+        what = "is gone" if len(lost) == 1 else "are gone, or gave up"
+        text = f"{', '.join(names)} {what} ({reason})"
         return PeerLost(text, peer=rank if len(lost) == 1 else None)
 
     def _late(self, timeout: float | None) -> TransferTimeout:
