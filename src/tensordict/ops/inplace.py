@@ -21,6 +21,7 @@ from ..errors import ShapeError, table_of
 from .operands import grouped, one_grad, transforms
 
 _requires_grad = attrgetter("requires_grad")
+_autograd: Any = torch._C._autograd
 
 
 def write_each(
@@ -48,7 +49,7 @@ def write_each(
         for ys in lists:
             _check_shapes(node, xs, ys)
         if not _uniform(xs) or not all(map(_one_dtype, lists)):
-            _rehearse(xs, fn, operands, kwargs)
+            rehearse(xs, fn, operands, kwargs)
             if _half_differentiable(xs, lists):
                 each = None
         elif not one_grad(*lists):
@@ -113,7 +114,7 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
     for x in targets:
         if (recorded and x.requires_grad) or not (x.is_contiguous() or not _overlaps(x)):
             if len(targets) > 1:
-                _rehearse(targets, Tensor.copy_, [list(values)], {})
+                rehearse(targets, Tensor.copy_, [list(values)])
             together = False
             break
     if together:
@@ -162,25 +163,60 @@ def _fits(small: Sequence[int], large: Sequence[int]) -> bool:
     return all(a == b or a == 1 for a, b in zip(reversed(small), reversed(large)))
 
 
-def _rehearse(
-    xs: Sequence[Tensor], fn: Callable[..., Any], operands: Sequence[Any], kwargs: dict[str, Any]
+def rehearse(
+    xs: Sequence[Tensor],
+    fn: Callable[..., Any],
+    operands: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
 ) -> None:
-    """Run the operation on a tensor of one element (or none) for each sort of leaf."""
+    """Run the operation on a tensor of one element (or none) for each sort of leaf.
+
+    Raises:
+        RuntimeError: what torch would raise on one of the leaves.
+    """
     if transforms() is not None or torch.compiler.is_compiling():
         return  # traced: an error comes before anything runs
     seen = set()
     for i, x in enumerate(xs):
         args = [o[i] if type(o) is list else o for o in operands]
-        leaf = x.requires_grad and x.is_leaf
-        sort = (_sort(x), leaf, _overlaps(x), *[_sort(a) for a in args if isinstance(a, Tensor)])
+        sorts = [_sort(a) for a in args if isinstance(a, Tensor)]
+        sort = (_sort(x), _standing(x), _overlaps(x), *sorts)
         if sort in seen:
             continue
         seen.add(sort)
         n = min(1, x.numel())
-        probe = torch.ones(n, dtype=x.dtype, device=x.device, requires_grad=leaf)
+        probe = _stand_in(x, n)
         if sort[2]:
             probe = probe.expand(2)
-        fn(probe, *[_probe(a, n) if isinstance(a, Tensor) else a for a in args], **kwargs)
+        fn(probe, *[_probe(a, n) if isinstance(a, Tensor) else a for a in args], **(kwargs or {}))
+
+
+def _stand_in(x: Tensor, n: int) -> Tensor:
+    """A tensor of ``n`` elements that autograd lets be written where it lets ``x``.
+
+    It does not let a leaf be written, nor a view of one, nor one of several views that one call
+    made (``unbind``), nor a view made without gradients.
+    """
+    leaf, made = _standing(x)
+    root = torch.ones(n, dtype=x.dtype, device=x.device, requires_grad=leaf or made is not None)
+    if made is None:
+        return root
+    view = (root if leaf else root * 1).view(n)
+    _autograd._set_creation_meta(view, made)
+    return view
+
+
+def _standing(x: Tensor) -> tuple[bool, Any]:
+    """Whether a tensor, or what it is a view of, is a leaf, and how autograd says a view was made.
+
+    Where gradients are recorded: elsewhere it does not matter.
+    """
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return False, None
+    base = x._base if x._is_view() else None
+    if base is None or not base.requires_grad:
+        return x.is_leaf, None
+    return base.is_leaf, _autograd._get_creation_meta(x)
 
 
 def _sort(x: Tensor) -> Any:

@@ -23,6 +23,7 @@ from ..errors import (
     StructureError,
 )
 from .indexing import read_rows
+from .inplace import write_each
 from .reshaping import become
 from .update import fill_out
 
@@ -84,8 +85,8 @@ class MaskingMethods(Node):
         for dtype in {x.dtype for x in tensors}:
             # What would fail in the first write of this dtype fails here.
             torch.full((), value, dtype=dtype)
-        for x, m in zip(tensors, spread(self, mask)):
-            x.masked_fill_(_beside(m, x), value)
+        masks = [_beside(m, x) for m, x in zip(spread(self, mask), tensors)]
+        write_each(self, tensors, Tensor.masked_fill_, None, (masks, value))
         return self
 
     def where(

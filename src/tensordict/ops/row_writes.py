@@ -17,6 +17,7 @@ from ..core.node import Entry, Node
 from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
 from .bits import AS_INTEGERS
 from .indexing import Index, Rows, Select, normal
+from .inplace import rehearse
 from .operands import transforms
 from .shape import Expand
 
@@ -457,13 +458,16 @@ def _broadcast(op: Index, value: Any) -> Any:
 
 def _check_target(op: Index, target: Tensor, path: Path, name: str) -> None:
     """Raise before the first write what torch would raise in it."""
-    if target.requires_grad and target.is_leaf and torch.is_grad_enabled():
+    recorded = target.requires_grad and torch.is_grad_enabled()
+    if recorded and target.is_leaf:
         why = "it is a leaf that requires grad. Write under torch.no_grad()"
     elif target.is_nested:
         why = "it is a nested tensor. Replace it"
     elif not target.is_contiguous() and _overlaps(op, target):
         why = "it is expanded, several rows share their memory. clone() it first"
     else:
+        if recorded and target._is_view():
+            rehearse([target], Tensor.zero_)  # torch says why, if it refuses
         return
     raise ShapeError(f"Cannot write into rows of {short((*path, name))!r}: {why}.")
 
