@@ -341,3 +341,30 @@ def test_a_failed_update_into_memory_changes_nothing():
             td.update(bad, inplace=True)
         assert (td == 0).all()
         assert "z" not in td
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td, other: td.update_(other),
+        lambda td, other: td.copy_(other),
+        lambda td, other: td.update(other, inplace=True),
+        lambda td, other: td.update_(other.to_dict()),
+        lambda td, other: td.__setitem__(0, other[1]),
+        lambda td, other: td.__setitem__(slice(0, 2), other[:2]),
+        lambda td, other: td.__setitem__([0, 2], other[[0, 1]]),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_values_without_data_are_found_before_the_first_write(write, nested):
+    td = TensorDict({"a": torch.ones(3), "b": torch.ones(3), "c": torch.ones(3)}, [3])
+    other = TensorDict({**td * 2, "c": torch.ones(3, device="meta")}, [3])
+    if nested:
+        td, other = TensorDict({"n": td}, [3]), TensorDict({"n": other}, [3])
+    leaves = list(td.values(True, True))
+    versions = [x._version for x in leaves]
+    with pytest.raises(RuntimeError):
+        write(td, other)
+    assert [x._version for x in leaves] == versions and (td == 1).all()
+    empty = td.to("meta")
+    write(empty, other.to("meta"))

@@ -21,6 +21,7 @@ from ..errors import ShapeError, table_of
 from .operands import grouped, one_grad, transforms
 
 _requires_grad = attrgetter("requires_grad")
+_is_meta = attrgetter("is_meta")
 _autograd: Any = torch._C._autograd
 
 
@@ -117,6 +118,8 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
                 rehearse(targets, Tensor.copy_, [list(values)])
             together = False
             break
+    if any_meta(values):
+        rehearse(targets, Tensor.copy_, [list(values)])
     if together:
         try:
             torch._foreach_copy_(targets, values, non_blocking)  # type: ignore[arg-type]
@@ -125,6 +128,11 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
             pass
     for target, value in zip(targets, values):
         target.copy_(value, non_blocking)
+
+
+def any_meta(xs: Sequence[Tensor]) -> bool:
+    """Whether one holds no values: torch copies it to another of its kind only."""
+    return True in map(_is_meta, xs)
 
 
 def _uniform(xs: Sequence[Tensor]) -> bool:

@@ -17,7 +17,7 @@ from ..core.node import Entry, Node
 from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
 from .bits import AS_INTEGERS
 from .indexing import Index, Rows, Select, normal
-from .inplace import rehearse
+from .inplace import any_meta, rehearse
 from .operands import transforms
 from .shape import Expand
 
@@ -122,6 +122,8 @@ class RowWrites:
 
     def run(self) -> None:
         """Do the writes. Nothing here can fail for a reason that a check could have found."""
+        if any_meta(self.values):
+            rehearse(self.views, Tensor.copy_, [self.values])
         # None of these requires grad: the foreach form has no derivative.
         if len(self.views) > 2 and transforms() is None:
             torch._foreach_copy_(self.views, self.values, self.non_blocking)

@@ -14,7 +14,7 @@ from ..core import write
 from ..core.leaf import Leaf
 from ..core.node import Entry, Node
 from ..errors import BatchSizeError, LockedError, ShapeError, StructureError
-from .inplace import copy_each
+from .inplace import any_meta, copy_each
 from .operands import transforms
 
 # A write that was checked: into a node, or into the memory of a tensor.  Without a path there
@@ -373,6 +373,8 @@ def _copied(node: Any, source: Any, non_blocking: bool) -> bool:
     if nested:
         xs = [x for x in xs if type(x) is Tensor]
         ys = [y for y in ys if type(y) is Tensor]
+    if any_meta(ys):
+        return False
     torch._foreach_copy_(xs, ys, non_blocking)
     return True
 
