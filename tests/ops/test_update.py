@@ -286,6 +286,39 @@ def test_what_torch_would_refuse_is_found_before_the_first_write(break_):
     assert not td["c"].any()
 
 
+ODD = {
+    "meta": lambda x: x.to("meta"),
+    "sparse": lambda x: x.to_sparse(),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+}
+ALL_ROWS = torch.arange(3)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td, source: td.update_(source),
+        lambda td, source: td.copy_(source),
+        lambda td, source: td.update_(source.to_dict()),
+        lambda td, source: td.__setitem__(slice(None), source),
+        lambda td, source: td.__setitem__(slice(0, 3), source.to_dict()),
+        lambda td, source: td.__setitem__(ALL_ROWS, source),
+        lambda td, source: td.__setitem__(ALL_ROWS, source.to_dict()),
+        lambda td, source: td.__setitem__(ALL_ROWS == ALL_ROWS, source),
+    ],
+)
+def test_a_value_that_cannot_be_copied_is_found_before_the_first_write(odd, requires_grad, write):
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}, "z": torch.zeros(3)}, [3])
+    ones = torch.ones(3, requires_grad=requires_grad)
+    source = TensorDict({"a": ones, "n": {"b": torch.ones(3)}, "z": ODD[odd](torch.ones(3))}, [3])
+    with pytest.raises(RuntimeError):
+        write(td, source)
+    assert (td == 0).all()
+
+
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("verb", ["update_", "copy_"])
 def test_gradients_reach_the_values_that_were_written(n, verb):

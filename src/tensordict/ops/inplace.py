@@ -21,7 +21,6 @@ from ..errors import ShapeError, table_of
 from .operands import grouped, one_grad, transforms
 
 _requires_grad = attrgetter("requires_grad")
-_is_meta = attrgetter("is_meta")
 _autograd: Any = torch._C._autograd
 
 
@@ -118,8 +117,7 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
                 rehearse(targets, Tensor.copy_, [list(values)])
             together = False
             break
-    if any_meta(values):
-        rehearse(targets, Tensor.copy_, [list(values)])
+    try_odd_copies(targets, values)
     if together:
         try:
             torch._foreach_copy_(targets, values, non_blocking)  # type: ignore[arg-type]
@@ -130,9 +128,20 @@ def copy_each(targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking:
         target.copy_(value, non_blocking)
 
 
-def any_meta(xs: Sequence[Tensor]) -> bool:
-    """Whether one holds no values: torch copies it to another of its kind only."""
-    return True in map(_is_meta, xs)
+def try_odd_copies(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy what torch may refuse to copy into memory somewhere else first.
+
+    Raises:
+        RuntimeError: torch refuses (sparse, quantized or meta values).
+    """
+    for x, y in zip(targets, values):
+        if is_odd(y):
+            torch.empty_like(x).copy_(y)
+
+
+def is_odd(y: Tensor) -> bool:
+    """Whether copying from a tensor may fail whatever its shape and dtype."""
+    return y.layout is not torch.strided or y.is_meta or y.is_quantized
 
 
 def _uniform(xs: Sequence[Tensor]) -> bool:

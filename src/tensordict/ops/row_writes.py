@@ -17,7 +17,7 @@ from ..core.node import Entry, Node
 from ..errors import BatchSizeError, EntryTypeError, LockedError, ShapeError
 from .bits import AS_INTEGERS
 from .indexing import Index, Rows, Select, normal
-from .inplace import any_meta, rehearse
+from .inplace import is_odd, rehearse, try_odd_copies
 from .operands import transforms
 from .shape import Expand
 
@@ -122,8 +122,10 @@ class RowWrites:
 
     def run(self) -> None:
         """Do the writes. Nothing here can fail for a reason that a check could have found."""
-        if any_meta(self.values):
-            rehearse(self.views, Tensor.copy_, [self.values])
+        try_odd_copies(self.views, self.values)
+        for target, _, value in self.scattered:
+            if is_odd(value):
+                torch.empty(value.shape, dtype=target.dtype, device=target.device).copy_(value)
         # None of these requires grad: the foreach form has no derivative.
         if len(self.views) > 2 and transforms() is None:
             torch._foreach_copy_(self.views, self.values, self.non_blocking)
@@ -176,7 +178,12 @@ class RowWrites:
                 self.entry(node, (name,), item, path)
                 continue
             dtype = present.dtype
-            if item.dtype is dtype and present.is_contiguous() and not present.requires_grad:
+            if (
+                item.dtype is dtype
+                and item.layout is torch.strided
+                and present.is_contiguous()
+                and not present.requires_grad
+            ):
                 near = present.is_cpu and item.is_cpu
                 if near or present.device == item.device:
                     shape = present.shape

@@ -14,13 +14,14 @@ from ..core import write
 from ..core.leaf import Leaf
 from ..core.node import Entry, Node
 from ..errors import BatchSizeError, LockedError, ShapeError, StructureError
-from .inplace import any_meta, copy_each
+from .inplace import copy_each
 from .operands import transforms
 
 # A write that was checked: into a node, or into the memory of a tensor.  Without a path there
 # are entries by name, for a node that is not locked.
 Store: TypeAlias = tuple[Node, "Path | None", Any]
 Copy: TypeAlias = tuple[Tensor, Tensor]
+_STRIDED = torch.strided
 # The keys to update, name by name; None below a name for everything under it.
 Keep: TypeAlias = "dict[str, Keep | None]"
 
@@ -356,7 +357,15 @@ def _copied(node: Any, source: Any, non_blocking: bool) -> bool:
     for x, y in zip(xs, ys):  # the lists grow while they are walked
         if type(x) is Tensor and type(y) is Tensor:
             # Nothing that torch would refuse after the first leaf, or that foreach would record.
-            if x.shape != y.shape or x.requires_grad or y.requires_grad or not x.is_contiguous():
+            if (
+                x.shape != y.shape
+                or x.requires_grad
+                or y.requires_grad
+                or y.layout is not _STRIDED
+                or y.is_meta
+                or y.is_quantized
+                or not x.is_contiguous()
+            ):
                 return False
         elif isinstance(x, Node) and isinstance(y, Node) and x._members() is None:
             xs += x._contents()
@@ -373,8 +382,6 @@ def _copied(node: Any, source: Any, non_blocking: bool) -> bool:
     if nested:
         xs = [x for x in xs if type(x) is Tensor]
         ys = [y for y in ys if type(y) is Tensor]
-    if any_meta(ys):
-        return False
     torch._foreach_copy_(xs, ys, non_blocking)
     return True
 
