@@ -55,22 +55,17 @@ def test_the_program_above_does_kill_ranks_without_us(tmp_path: Path) -> None:
     assert codes, "torch no longer needs this: remove distributed/at_exit.py"
 
 
-def test_threads_of_our_own_end_before_the_close(monkeypatch):
+def test_threads_of_our_own_end_before_the_close_and_others_are_not_waited_for(monkeypatch):
     # An exchange is over before its thread is, and a thread that drops tensors while the
     # interpreter closes takes the process with it.
     monkeypatch.setattr(at_exit, "has_gloo_threads", lambda: False)
     monkeypatch.setattr(at_exit, "GRACE_S", 10.0)
-    going_on = threading.Event()
-
-    def drop_tensors():
-        going_on.wait(5)
-
-    thread = threading.Thread(target=drop_tensors, daemon=True)
-    others = set(threading.enumerate())
-    monkeypatch.setattr(
-        threading, "enumerate", lambda: [thread, *(t for t in others if not t.daemon)]
-    )
-    thread.start()
+    going_on, never = threading.Event(), threading.Event()
+    other = threading.Thread(target=never.wait, daemon=True)
+    other.start()
+    thread = at_exit.in_background(lambda: going_on.wait(5), "drops tensors")
     threading.Timer(0.05, going_on.set).start()
     at_exit.let_threads_finish()
     assert not thread.is_alive()
+    assert other.is_alive()
+    never.set()

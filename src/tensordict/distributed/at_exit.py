@@ -15,11 +15,23 @@ import atexit
 import os
 import threading
 import time
-from typing import Final
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
 
 GLOO_THREAD: Final = "pt_gloo_runloop"
 TASKS: Final = "/proc/self/task"
 GRACE_S: Final = 0.05  # a waiting thread needs microseconds; on a crowded machine, its turn first
+
+_ours: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def in_background(run: Callable[[], Any], name: str) -> threading.Thread:
+    """Start a thread that does not keep the process, but that its end waits for a moment."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    _ours.add(thread)
+    thread.start()
+    return thread
 
 
 def has_gloo_threads() -> bool:
@@ -46,6 +58,5 @@ def let_threads_finish() -> None:
         time.sleep(GRACE_S)
         return
     end = time.monotonic() + GRACE_S
-    for thread in threading.enumerate():
-        if thread.daemon and thread is not threading.current_thread():
-            thread.join(max(0.0, end - time.monotonic()))
+    for thread in list(_ours):
+        thread.join(max(0.0, end - time.monotonic()))

@@ -30,6 +30,7 @@ from ..errors import (
     UnsupportedLeaf,
 )
 from . import protocol
+from .at_exit import in_background
 from .link import Agreed, Request
 from .p2p import Options, request_of
 from .receive import New
@@ -97,10 +98,7 @@ class Channel:
             self._request = replace(request, agreed=Agreed())
         if self._receives:
             where = None if device is None else as_device(device)
-            self._listener = threading.Thread(
-                target=self._listen, args=(where,), name=f"listener of {self._name}", daemon=True
-            )
-            self._listener.start()
+            self._listener = in_background(lambda: self._listen(where), f"listener of {self._name}")
         if self._request is not None:
             _open.add(self)
 

@@ -27,6 +27,7 @@ from ..errors import (
     TransferTimeout,
     table_of,
 )
+from .at_exit import in_background
 from .pending import Pending
 from .torch_work import FOREVER
 from .transport import Transport, Work, bytes_tensor
@@ -282,7 +283,7 @@ def _finish_later(sends: list[Work]) -> None:
             with contextlib.suppress(TransferError):
                 send.wait()
 
-    threading.Thread(target=wait, name="late messages", daemon=True).start()
+    in_background(wait, "late messages")
 
 
 def _bytes(buffer: Tensor) -> bytes:

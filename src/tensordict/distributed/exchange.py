@@ -38,6 +38,7 @@ from ..placement.names import dtype_name
 from ..placement.reshard import ReshardPlan
 from ..placement.reshard_program import Message
 from ..storage.named import tree_of
+from .at_exit import in_background
 from .consensus import Consensus, Report, Vote
 from .pending import Pending
 from .resharding import Stage, Workspace
@@ -309,8 +310,7 @@ class Run:
                 over.set()
                 vote.wake.set()
 
-        name = f"reshard payload on rank {self.rank}"
-        threading.Thread(target=run, name=name, daemon=True).start()
+        in_background(run, f"reshard payload on rank {self.rank}")
         seen, since = self.progress, time.monotonic()
         while True:
             vote.wake.wait(self._pause(time.monotonic() - since))

@@ -6,7 +6,6 @@ here, so the protocol above reads as the list of its steps.
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from ..errors import ChecksumMismatch, PeerLost, TransferError, TransferTimeout, WireError
 from . import wire
+from .at_exit import in_background
 from .endpoint import Endpoint, Known
 from .packing import PACK_BELOW
 from .pending import Pending
@@ -215,9 +215,7 @@ class Link:
                     work.wait(FOREVER)
                     done.append(nbytes)
 
-        thread = threading.Thread(target=look, name="messages that were through", daemon=True)
-        thread.start()
-        thread.join(_COUNTING_S)
+        in_background(look, "messages that were through").join(_COUNTING_S)
         self.bytes_done += sum(done)
 
     def flush(self) -> None:

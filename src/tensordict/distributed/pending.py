@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from ..errors import TransferTimeout
+from .at_exit import in_background
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ class Pending(Generic[T]):
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Pending[T]], Any]] = []
         self._lock = threading.Lock()
-        threading.Thread(target=self._drive, args=(run,), name=what, daemon=True).start()
+        in_background(lambda: self._drive(run), what)
 
     def _drive(self, run: Callable[[], T]) -> None:
         try:
