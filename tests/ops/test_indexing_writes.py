@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strategies import flat, gate, indices, same_tensor, slow, trees
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
 
 def write(td, data):
@@ -354,3 +354,22 @@ def test_the_gradient_of_rows_is_that_of_torch(kind):
     for name in ("k0", "k1", "k2"):
         assert torch.equal(new[name].grad, value.grad)
     assert not td["k3"].requires_grad
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    ("to", "source"),
+    [
+        ([0, 1], [1, 0]),
+        (torch.tensor([0, 2]), torch.tensor([1, 0])),
+        (slice(1, 3), slice(0, 2)),
+        (slice(0, 2), slice(1, 3)),
+        (torch.tensor([True, False, True]), [1, 0]),
+    ],
+)
+def test_rows_of_a_stack_change_places(dim, to, source):
+    td = TensorDict({"a": torch.rand(3, 3), "n": {"b": torch.rand(3, 3, 2)}}, [3, 3])
+    stack = lazy_stack([x.clone() for x in td.unbind(dim)], dim)
+    td[to] = td[source].clone()
+    stack[to] = stack[source]
+    assert (stack == td).all()

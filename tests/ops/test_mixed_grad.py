@@ -105,3 +105,13 @@ def test_a_filled_leaf_that_requires_grad_leaves_the_others():
     with pytest.raises(RuntimeError, match="leaf"):
         td.masked_fill_(torch.tensor([True, False, True]), 0.0)
     assert (td["a"] == 1).all()
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_expanded_leaves_without_elements_are_written(write):
+    empty = torch.ones(1, 0).expand(3, 0)
+    td = TensorDict({"a": torch.ones(3, 2), "b": empty, "c": torch.ones(3).double()}, [3])
+    if write in ("row", "rows", "mask", "number"):
+        td["b"] = empty.clone()
+    WRITES[write](td)
+    assert td["b"].shape == (3, 0)

@@ -203,7 +203,7 @@ def rehearse(
         seen.add(sort)
         n = min(1, x.numel())
         probe = _stand_in(x, n)
-        if sort[2]:
+        if sort[2] and n:  # without elements nothing overlaps
             probe = probe.expand(2)
         fn(probe, *[_probe(a, n) if isinstance(a, Tensor) else a for a in args], **(kwargs or {}))
 

@@ -81,6 +81,7 @@ class RowWrites:
         scattered: (tensor, rows, value) for all others.
         fills: (tensor, rows, number).
         stores: (node, name, entry) to put in its place.
+        stacked: whether members of a stack are written, whose rows are the members themselves.
     """
 
     __slots__ = (
@@ -93,6 +94,7 @@ class RowWrites:
         "picked",
         "scattered",
         "shapes",
+        "stacked",
         "stores",
         "take",
         "values",
@@ -117,11 +119,14 @@ class RowWrites:
         self.scattered: list[tuple[Tensor, Index, Tensor]] = []
         self.fills: list[tuple[Tensor, Index, Any]] = []
         self.stores: list[tuple[Node, str, Entry]] = []
+        self.stacked = False
         self.dtypes: set[torch.dtype] = set()  # those that were seen to hold the number
         self.shapes: dict[Size, Size] = {}
 
     def run(self) -> None:
         """Do the writes. Nothing here can fail for a reason that a check could have found."""
+        if self.stacked:
+            self.keep_values()
         try_odd_copies(self.views, self.values)
         for target, _, value in self.scattered:
             if is_odd(value):
@@ -142,6 +147,19 @@ class RowWrites:
             op.fill(target, number)
         for node, name, entry in self.stores:
             node._store(name, entry)
+
+    def keep_values(self) -> None:
+        """Copy the values that another write would change first: ``stack[[0, 1]] = stack[[1, 0]]``."""
+        rows = (self.picked, self.exact, self.scattered)
+        targets = [*self.views, *[target for writes in rows for target, _, _ in writes]]
+        written = {id(x): x for x in map(_owner, targets)}
+
+        def kept(value: Tensor) -> Tensor:
+            return value.clone() if id(_owner(value)) in written else value
+
+        self.values = list(map(kept, self.values))
+        for writes in rows:
+            writes[:] = [(target, op, kept(value)) for target, op, value in writes]
 
     def share(self, op: Index, out: Size | None = None, take: Any = None) -> Self:
         """Writes of the same kind into other rows."""
@@ -217,6 +235,7 @@ class RowWrites:
     def members(self, node: Any, value: Any, path: Path, write: Any) -> None:
         """Write the rows of a stack: into each member that holds some of them."""
         stack = node._members()
+        self.stacked = True
         if isinstance(value, Node) and self.take is not None:
             value = value._restructure(_positions(self.take, value._batch_size))
             whole = self.share(self.op)
@@ -239,6 +258,7 @@ class RowWrites:
             self.scattered += writes.scattered
             self.fills += writes.fills
             self.stores += writes.stores
+            self.stacked = self.stacked or writes.stacked
 
     def entry(self, node: Node, names: Path, item: Any, path: Path) -> None:
         name = names[0]
@@ -479,6 +499,12 @@ def _check_target(op: Index, target: Tensor, path: Path, name: str) -> None:
             rehearse([target], Tensor.zero_)  # torch says why, if it refuses
         return
     raise ShapeError(f"Cannot write into rows of {short((*path, name))!r}: {why}.")
+
+
+def _owner(x: Tensor) -> Tensor:
+    """The tensor that a view is of, else the tensor itself."""
+    base = x._base
+    return x if base is None else base
 
 
 def _overlaps(op: Index, target: Tensor) -> bool:
