@@ -180,6 +180,22 @@ def test_norm_where_plain_tensors_come_last(extra):
     leaf_checks(td, td.norm(), lambda x: x.norm())
 
 
+def test_keys_that_are_set_meanwhile_do_not_matter():
+    td = TensorDict({"b": torch.rand(3), "c": torch.rand(3)}, [3])
+
+    class Meanwhile(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func in (torch.max, torch.linalg.vector_norm):
+                td[str(len(td.keys()))] = torch.rand(3)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    td["a"] = torch.rand(3).as_subclass(Meanwhile)
+    assert list(td.max(dim=0).indices.keys()) == ["b", "c", "a"]
+    keys = list(td.keys())
+    assert list(td.norm().keys()) == keys
+
+
 def test_torch_reduces_jagged_leaves():
     rows = [torch.rand(2, 2), torch.rand(3, 2)]
     td = TensorDict({"j": torch.nested.nested_tensor(rows, layout=torch.jagged)}, [2])

@@ -23,7 +23,7 @@ from ..core.node import Entry, Node
 from ..core.sizes import EMPTY, insert, wrap_dim, wrap_dims
 from ..core.structural import DimNames, StructuralOp, named
 from ..core.torch_function import implements
-from ..core.traverse import DESCEND, has_stack, leaves, taken_apart, zip_map
+from ..core.traverse import DESCEND, has_stack, leaves, snapshot, taken_apart, zip_map
 from ..errors import EntryTypeError, ShapeError
 from .operands import grouped, groups, run_grouped
 from .shape import Expand
@@ -90,16 +90,16 @@ class ReductionMethods(Node):
             norms = run_grouped(torch._foreach_norm, norm, xs, p, **options)
             result = self._like(dict(zip(frame, norms)), EMPTY, None)
             return _finished(result, key_transform, out)
-        if has_stack(self):  # by key: the rows of an entry have one norm
+        node: Any = self._like(frame) if type(frame) is dict else frame
+        if has_stack(node):  # by key: the rows of an entry have one norm
             return _finished(
-                reduced(self, lambda x, dims, keep: norm(x, p, dtype=dtype)), key_transform, out
+                reduced(node, lambda x, dims, keep: norm(x, p, dtype=dtype)), key_transform, out
             )
-        xs = leaves(self)
         if grouped(xs):
             norms = run_grouped(torch._foreach_norm, norm, xs, p, dtype=dtype)
         else:
             norms = [norm(x, p, dtype=dtype) for x in xs]
-        return _finished(reduced_to(self, norms), key_transform, out)
+        return _finished(reduced_to(node, norms), key_transform, out)
 
 
 def _in_one(xs: Sequence[Tensor]) -> Tensor | None:
@@ -490,14 +490,15 @@ def _with_indices(row: Reduction) -> Callable[..., Any]:
             # Leaves are not visited in the order in which the result holds them.
             first = reduced(self, lambda x, dims, keep: fold(x, dims, keep)[0], dim, keepdim)
             return made((first, reduced(self, lambda x, d, k: fold(x, d, k)[1], dim, keepdim)))
-        xs = leaves(self)
+        node: Any = snapshot(self)
+        xs = leaves(node)
         if type(dim) is int and not keepdim:
-            d = wrap_dim(dim, len(self._batch_size))
+            d = wrap_dim(dim, len(node._batch_size))
             pairs = [fn(x, d) for x in xs]
         else:
-            dims = None if dim is None else _wrapped(dim, self)
+            dims = None if dim is None else _wrapped(dim, node)
             pairs = [fold(x, tuple(range(x.ndim)) if dims is None else dims, keepdim) for x in xs]
-        result = reduced_to(self, [pair[0] for pair in pairs], dim, keepdim)
+        result = reduced_to(node, [pair[0] for pair in pairs], dim, keepdim)
         return made((result, result._rebuild(iter([pair[1] for pair in pairs]))))
 
     return method
