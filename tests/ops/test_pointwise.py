@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 
 def tree(**more):
@@ -487,3 +487,22 @@ def test_jacobians(name, transform):
         return fn(td)["2"]
 
     assert_close(transform(call)(x), transform(by_hand)(x))
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_stacks_with_a_batch_dimension_of_one(n):
+    members = [TensorDict({"a": torch.rand(3, 2), "n": {"b": torch.rand(3)}}, [3])]
+    td = TensorDict({"l": lazy_stack(members)}, [1, 3])
+    td.update({str(i): torch.rand(1, 3) for i in range(n)})
+    for out in (td + 1, 1 + td, td.lerp(td + 2, 0.5), td + torch.ones(1, 3)):
+        for key in [("l", "a"), ("l", "n", "b"), "0"]:
+            torch.testing.assert_close(out[key], td[key] + 1)
+    with pytest.raises(RuntimeError, match=r"\('l', '0', 'a'\)"):
+        TensorDict(
+            {"l": lazy_stack([TensorDict(a=torch.rand(2, 1, 3)).auto_batch_size_(2)])}, [1, 2, 1]
+        ) + (
+            TensorDict(
+                {"l": lazy_stack([TensorDict(a=torch.rand(2, 1, 2, 3)).auto_batch_size_(2)])},
+                [1, 2, 1],
+            )
+        )

@@ -26,6 +26,7 @@ from ..core.traverse import (
     leaves,
     leaves_like,
     leaves_with_path,
+    nodes_with_path,
     pairs_like,
     snapshot,
     spread,
@@ -285,11 +286,14 @@ def keeps_batch(node: Node, results: Sequence[Tensor]) -> None:
     n = len(batch)
     if n < 2 or 1 not in batch:
         return
+    # The members of a stack have their own batch size.
+    heads = {path: part._batch_size for path, part in nodes_with_path(node)}
     for (path, _), x in zip(leaves_with_path(node), results):
-        if x.shape[:n] != batch:
+        head = heads[path[:-1]]
+        if x.shape[: len(head)] != head:
             raise ShapeError(
                 f"Cannot combine {short(path)!r}: broadcasting its two sides gives shape "
-                f"{list(x.shape)}, which does not start with the batch size {list(batch)}."
+                f"{list(x.shape)}, which does not start with the batch size {list(head)}."
             )
 
 
