@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strategies import FLOATS, check_batch_op, check_per_leaf, flat, gate, slow, trees
 from tensordict import (
@@ -386,3 +387,11 @@ def test_a_value_for_all_rows_is_none_in_rows_that_are_added():
         "v1",
         "v1",
     ]
+
+
+def test_values_move_with_their_rows_where_tensors_are_faked():
+    td = TensorDict({"a": torch.ones(3), "s": "x", "q": NonTensorStack("a", "b", "c")}, [3])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        padded, flipped, rows = td.pad([1, 1]), td.flip(0), td[1:]
+    assert padded["q"] == [None, "a", "b", "c", None] and padded["s"] == [None, "x", "x", "x", None]
+    assert flipped["q"] == ["c", "b", "a"] and rows["q"] == ["b", "c"]

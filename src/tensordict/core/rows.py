@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Size, Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .structural import StructuralOp
 
@@ -75,7 +76,10 @@ def after(values: np.ndarray, op: StructuralOp) -> np.ndarray:
     if not op.moves_rows:
         return op.values(values)
     # Whatever the operation does to a tensor of row numbers, it does to the rows.
-    return taken(values, op.rows(numbers_of(Size(values.shape))))
+    if not torch._C._len_torch_dispatch_stack():
+        return taken(values, op.rows(numbers_of(Size(values.shape))))
+    with _disable_current_modes():  # a mode that fakes tensors would hide the numbers
+        return taken(values, op.rows(numbers_of(Size(values.shape))))
 
 
 def extended(values: np.ndarray, size: Size) -> np.ndarray:
