@@ -319,6 +319,13 @@ def test_a_value_that_cannot_be_copied_is_found_before_the_first_write(odd, requ
     assert (td == 0).all()
 
 
+@pytest.mark.parametrize("verb", ["update_", "copy_"])
+@pytest.mark.parametrize("tree", [{}, {"a": {}}, {"a": {"b": {}}, "c": {}}])
+def test_trees_without_leaves_are_copied(verb, tree):
+    td = TensorDict(tree)
+    assert getattr(td, verb)(td.clone()) is td
+
+
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("verb", ["update_", "copy_"])
 def test_gradients_reach_the_values_that_were_written(n, verb):

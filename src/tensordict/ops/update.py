@@ -377,12 +377,13 @@ def _copied(node: Any, source: Any, non_blocking: bool) -> bool:
                 return False
         else:
             return False
-    if names != others or not xs or transforms() is not None:
+    if names != others or transforms() is not None:
         return False
     if nested:
         xs = [x for x in xs if type(x) is Tensor]
         ys = [y for y in ys if type(y) is Tensor]
-    torch._foreach_copy_(xs, ys, non_blocking)
+    if xs:
+        torch._foreach_copy_(xs, ys, non_blocking)
     return True
 
 
