@@ -113,6 +113,22 @@ def test_collectives_agree_by_one_small_message():
         assert spread == ["broadcast", "broadcast", "all_gather", "broadcast"]
 
 
+def test_every_rank_broadcasts_its_large_leaves_to_all_gather_them():
+    def main(transport):
+        counting = CountingTransport(transport)
+        td = small(50)
+        td["big"] = torch.full((1 << 18,), float(transport.rank))
+        parts = all_gather(td, transport=counting)
+        assert [part["big"].unique().item() for part in parts] == [0, 1, 2]
+        td["big"] += 1
+        assert [part["big"].unique().item() for part in parts] == [0, 1, 2]
+        return [m.verb for m in counting.messages]
+
+    for verbs in LoopbackGroup(3).run(main):
+        # the agreement, a broadcast from each rank, what is packed
+        assert verbs == ["all_gather", *["broadcast"] * 3, "all_gather"]
+
+
 def test_large_leaves_are_reduced_while_small_ones_are_packed():
     def main(transport):
         counting = CountingTransport(transport)

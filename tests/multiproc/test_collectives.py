@@ -81,10 +81,13 @@ def test_broadcast_reaches_every_rank():
 def _all_gather(rank, size):
     td = tree(rank)
     td["tag"] = "x" * (rank * 5)  # values of different lengths
+    td["large"] = torch.full((3, 1 << 17), float(rank))
     got = td.all_gather()
     assert len(got) == size
     for r, part in enumerate(got):
         want = tree(r)
+        assert part["large"].shape == (3, 1 << 17) and part["large"].eq(r).all()
+        del part["large"]
         want["tag"] = "x" * (r * 5)
         assert equal(part, want)
 

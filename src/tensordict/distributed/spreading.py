@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -20,8 +20,10 @@ from .endpoint import Known, learn
 from .packing import PACK_BELOW, Stage, sendable
 from .receive import New
 from .refusal import decode_error, encode_error
-from .transport import Transport, bytes_tensor, group_rank
+from .transport import Transport, Work, bytes_tensor, group_rank
 from .wire import Header, Kind
+
+BROADCAST_FROM: Final = 1 << 20  # bytes from which all_gather broadcasts the part of each rank
 
 
 def broadcast(
@@ -250,8 +252,7 @@ def all_gather(
         works = []
         for k, x in enumerate(mine):
             out = [_as_bytes(messages[k]) for messages in outs]
-            begin = partial(round_.transport.all_gather, out, _as_bytes(x))
-            works.append(round_.start(begin, "payload"))
+            works += _gather_one(round_, out, _as_bytes(x))
         for work in works:
             round_.wait(work, "payload")
     result = []
@@ -259,3 +260,20 @@ def all_gather(
         landing.prepare()
         result.append(landing.commit(_read_values(entry, landing.packed)))
     return result
+
+
+def _gather_one(round_: Round, out: list[Tensor], x: Tensor) -> list[Work]:
+    """Start to give every rank the bytes of all.
+
+    Large ones are broadcast by each rank, from and into memory of ours.  ``all_gather`` of gloo
+    goes through a buffer of its own, for one more copy; when a rank dies it frees the buffer
+    before its thread has stopped to send from there, which aborts the process.
+    """
+    transport = round_.transport
+    if x.numel() < BROADCAST_FROM:
+        return [round_.start(partial(transport.all_gather, out, x), "payload")]
+    out[transport.rank].copy_(x)
+    return [
+        round_.start(partial(transport.broadcast, part, rank), "payload")
+        for rank, part in enumerate(out)
+    ]
