@@ -164,6 +164,12 @@ def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Describe
         schema.kinds.append(child.kind)
         schema.headers.append(child._header())
         schema.locked.append(child._lock is not None)
+        flat = child._flat_tensors()
+        if flat is not None:
+            schema.keys.append(list(flat))
+            schema.entries.append(TENSOR * len(flat))
+            parts.extend(flat.values())
+            continue
         items = parts_of(child)
         if child._members() is None:
             schema.keys.append(list(child._names()))

@@ -149,8 +149,7 @@ def _send(link: Link, payload: _Payload) -> None:
         return
     reply = link.expect_reply()
     link.post_frame(frame)
-    if not payload.entry.packing.large:
-        payload.packed()  # while the receiver makes up its mind
+    payload.packed()  # while the receiver makes up its mind
     _agree(link, payload.entry, reply)
     commit = link.expect_reply() if _has_commit(header) else None
     _send_payload(link, payload, header)
@@ -204,7 +203,7 @@ def _agree(link: Link, entry: Known, reply: tuple[Tensor, Work]) -> None:
 # the hands of the kernel at once) therefore end with one more byte, for which receivers wait
 # first, and are confirmed by an answer, for which senders wait first.
 _END_ABOVE: Final = 2 << 20
-_POSTED_FIRST: Final = 8
+_POSTED_FIRST: Final = 64
 
 
 def _has_end(header: Header) -> bool:
@@ -221,7 +220,7 @@ def _send_payload(link: Link, payload: _Payload, header: Header) -> None:
         return
     for tensor in payload.large():
         link.post_payload(tensor)
-    packed = payload.packed()  # while the large ones are under way
+    packed = payload.packed()
     if packed.numel():
         link.post_payload(packed)
     if _has_end(header):
@@ -359,7 +358,7 @@ def _take(link: Link, header: Header, entry: Known, target: receive.Target, data
         first = wire.payload_start(first)
         landing.packed.copy_(torch.from_numpy(data[first : first + header.payload_nbytes].copy()))
         messages = []
-    # The sender begins with the first ones while the others are posted.
+    # Posting is slow beside messages under way, but the sender should not wait for thousands.
     works = [link.expect_payload(x) for x in messages[:_POSTED_FIRST]]
     if header.strict:
         link.accept()
