@@ -183,3 +183,40 @@ def test_keys_may_be_any_string():
     td = TensorDict({key: torch.zeros(1) for key in keys}, [])
     again = schemas.decode(schemas.encode(describe(td).schema))
     assert again.keys == [keys]
+
+
+@pytest.mark.parametrize("n", [1, 2, 64, 65, 200])
+def test_columns_have_letters_while_there_are_enough(n):
+    td = TensorDict({f"{k}": torch.zeros(k % n) for k in range(300)}, [])
+    schema = describe(td).schema
+    data = schemas.encode(schema)
+    doc = json.loads(data)
+    shapes = [doc["shapes"][i] for i in indices(doc["shape"])]
+    assert shapes == [[k % n] for k in range(300)] and len(doc["shapes"]) == n
+    assert doc["dtype"] == "A" * 300 and isinstance(doc["shape"], str) == (n <= 64)
+    assert equal(schemas.decode(data), schema)
+
+
+def indices(column):
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    return [letters.index(c) if isinstance(c, str) else c for c in column]
+
+
+@pytest.mark.parametrize(
+    "column", ["ABC", "AB=", "AB\u0100", "ab", "A", "ABAB", [0, 1, 0], 3, None]
+)
+def test_columns_that_do_not_fit_their_table_are_refused(column):
+    doc = json.loads(
+        schemas.encode(describe(TensorDict(a=torch.zeros(1), b=torch.zeros(2))).schema)
+    )
+    assert doc["shape"] == "AB"
+    with pytest.raises(WireError, match="malformed"):
+        schemas.decode(json.dumps({**doc, "shape": column}).encode())
+
+
+def test_a_long_table_takes_integers_only():
+    td = TensorDict({f"{k}": torch.zeros(k) for k in range(65)}, [])
+    doc = json.loads(schemas.encode(describe(td).schema))
+    for column in ("A" * 65, [*range(64), 65], [*range(64), -1], [*range(64), "A"]):
+        with pytest.raises(WireError, match="malformed"):
+            schemas.decode(json.dumps({**doc, "shape": column}).encode())

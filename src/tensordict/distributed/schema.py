@@ -87,12 +87,16 @@ class Schema:
         return len(self.dtypes) - sum(c.n - 1 for c in self.composites)
 
 
+# A column that says which item of a table each row has is text, a letter a row, as long as there
+# are enough of them: that is read and written several times faster than a list of integers.
+_LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+
+
 def encode(schema: Schema) -> bytes:
     """The bytes of a schema; equal schemas have equal bytes."""
     kinds, kind = _intern(schema.kinds)
     headers, header = _intern([_dumps(h) for h in schema.headers])
-    dtypes, dtype = _intern([dtype_name(d) for d in dict.fromkeys(schema.dtypes)])
-    dtype_ids = dict(zip(dict.fromkeys(schema.dtypes), dtype))
+    dtypes, dtype = _intern(schema.dtypes)
     shapes, shape = _intern(schema.shapes)
     document = {
         "kinds": kinds,
@@ -102,8 +106,8 @@ def encode(schema: Schema) -> bytes:
         "locked": "".join("1" if flag else "0" for flag in schema.locked),
         "keys": schema.keys,
         "entries": schema.entries,
-        "dtypes": dtypes,
-        "dtype": [dtype_ids[d] for d in schema.dtypes],
+        "dtypes": [dtype_name(d) for d in dtypes],
+        "dtype": dtype,
         "shapes": [list(s) for s in shapes],
         "shape": shape,
         "composites": [[c.kind, c.first, c.n, c.params] for c in schema.composites],
@@ -122,9 +126,16 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def _intern(column: list[Any]) -> tuple[list[Any], list[int]]:
-    table = {value: i for i, value in enumerate(dict.fromkeys(column))}
-    return list(table), [table[value] for value in column]
+def _intern(column: list[Any]) -> tuple[list[Any], str | list[int]]:
+    """The distinct items of a column in order, and for each row which one it has."""
+    table = list(dict.fromkeys(column))
+    if len(table) <= 1:
+        return table, _LETTERS[0] * len(column)
+    if len(table) <= len(_LETTERS):
+        letters = dict(zip(table, _LETTERS))
+        return table, "".join(map(letters.__getitem__, column))
+    indices = {value: i for i, value in enumerate(table)}
+    return table, [indices[value] for value in column]
 
 
 def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Schema:
@@ -214,7 +225,15 @@ def _indices(column: Any, stop: int) -> list[int]:
 
 
 def _looked_up(table: list[Any], column: Any) -> list[Any]:
-    return [table[i] for i in _indices(column, len(table))]
+    """The column that `_intern` made ``table`` and ``column`` of."""
+    if len(table) > len(_LETTERS):
+        return [table[i] for i in _indices(column, len(table))]
+    _need(type(column) is str, "expected a letter for each row")
+    letters = dict(zip(_LETTERS, table))
+    _need(letters.keys() >= set(column), "a letter is not in the table")
+    if len(table) == 1:
+        return table * len(column)
+    return list(map(letters.__getitem__, column))
 
 
 def _index(value: Any, stop: int) -> int:
