@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.multiproc.pictures import picture, unlocked
 
 from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 from tensordict.distributed import broadcast, recv, send, sendrecv
@@ -127,29 +128,6 @@ DTYPES = [
     torch.complex64,
     torch.uint16,
 ]
-
-
-def raw(x):
-    return x.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).tolist()
-
-
-def picture(node):
-    """Everything that has to be equal, as plain values."""
-    from tensordict.core.traverse import entries_with_path, nodes_with_path
-
-    out = {}
-    for path, part in nodes_with_path(node):
-        out[("node", *path)] = (part.kind, list(part.batch_size), part.names, part.is_locked)
-    for path, entry in entries_with_path(node):
-        if isinstance(entry, torch.Tensor):
-            out[path] = (entry.dtype, list(entry.shape), raw(entry), entry.requires_grad)
-        else:
-            out[path] = (list(entry.batch_size), entry.tolist())
-    return out
-
-
-def unlocked(pic):
-    return {k: (*v[:3], False) if k[0] == "node" else v for k, v in pic.items()}
 
 
 def ties(node):

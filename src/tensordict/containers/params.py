@@ -230,11 +230,17 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]
             "names": self._dim_names,
             "no_convert": self._no_convert,
             "training": self.training,
+            "parameters": sorted(name for name, x in self._parameters.items() if x is not None),
+            "buffers": sorted(
+                name for name, x in self._buffers.items() if isinstance(x, nn.Buffer)
+            ),
+            "volatile": sorted(self._non_persistent_buffers_set),
         }
 
     @classmethod
     def _from_header(cls, header: dict[str, Any], entries: dict[str, Entry]) -> TensorDictParams:
         device = header.get("device")
+        entries = _as_registered(header, entries)
         out = cls.__new__(cls)
         nn.Module.__init__(out)
         device = None if device is None else torch.device(device)
@@ -334,3 +340,18 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]
         card = self._plain()._card()
         card.wrapper = f"{type(self).__name__}(params="
         return card
+
+
+def _as_registered(header: dict[str, Any], entries: dict[str, Entry]) -> dict[str, Entry]:
+    """Entries that came as plain tensors, as the parameters and buffers that a header says."""
+    out = dict(entries)
+    for name in header.get("parameters", ()):
+        x = out[name]
+        if isinstance(x, Tensor) and not isinstance(x, nn.Parameter):
+            out[name] = nn.Parameter(x.detach(), x.requires_grad)
+    volatile = header.get("volatile", ())
+    for name in header.get("buffers", ()):
+        x = out[name]
+        if isinstance(x, Tensor) and not isinstance(x, nn.Buffer):
+            out[name] = nn.Buffer(x, persistent=name not in volatile)
+    return out

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedLeaf, WireError
+from ..storage.buffer import why_not_bytes
 
 Pieces: TypeAlias = "tuple[str, list[Tensor], dict[str, Any]]"
 
@@ -39,23 +40,37 @@ def split(leaf: Tensor, path: tuple[str, ...]) -> Pieces | None:
         return _split_jagged(leaf)
     if layout is torch.sparse_coo:
         params = {"shape": list(leaf.shape), "coalesced": leaf.is_coalesced()}
-        return "sparse_coo", [leaf._indices(), leaf._values()], params
+        return "sparse_coo", [leaf._indices(), _like(leaf, leaf._values())], params
     if layout in _COMPRESSED:
         by_rows = layout in (torch.sparse_csr, torch.sparse_bsr)
         outer = leaf.crow_indices() if by_rows else leaf.ccol_indices()
         inner = leaf.col_indices() if by_rows else leaf.row_indices()
-        return _COMPRESSED[layout], [outer, inner, leaf.values()], {"shape": list(leaf.shape)}
+        values = _like(leaf, leaf.detach().values())
+        return _COMPRESSED[layout], [outer, inner, values], {"shape": list(leaf.shape)}
     if is_dtensor(leaf):
         return _split_dtensor(leaf, path)
+    if layout is not torch.strided or leaf.is_nested:
+        raise UnsupportedLeaf(path, why_not_bytes(leaf))
     return None
 
 
+def _like(leaf: Tensor, part: Tensor) -> Tensor:
+    """A part that says whether its leaf requires grad."""
+    return part.detach().requires_grad_() if leaf.requires_grad else part
+
+
 def join(kind: str, parts: Any, params: dict[str, Any], mesh: Any = None) -> Tensor:
-    """The leaf of a kind from its parts.
+    """The leaf of a kind from its parts; it requires grad, as a leaf of autograd, if one does.
 
     Raises:
         WireError: parts or parameters that do not make one.
     """
+    if any(part.requires_grad for part in parts):
+        return _join(kind, [part.detach() for part in parts], params, mesh).requires_grad_()
+    return _join(kind, parts, params, mesh)
+
+
+def _join(kind: str, parts: Any, params: dict[str, Any], mesh: Any) -> Tensor:
     try:
         if kind == JAGGED:
             lengths = parts[2] if params["lengths"] else None
@@ -72,12 +87,17 @@ def join(kind: str, parts: Any, params: dict[str, Any], mesh: Any = None) -> Ten
                 values,
                 shape,
                 is_coalesced=bool(params["coalesced"]),
-                check_invariants=True,
+                check_invariants=not values.is_meta,
             )
         if kind in _LAYOUTS:
             outer, inner, values = parts
             return torch.sparse_compressed_tensor(
-                outer, inner, values, shape, layout=_LAYOUTS[kind], check_invariants=True
+                outer,
+                inner,
+                values,
+                shape,
+                layout=_LAYOUTS[kind],
+                check_invariants=not values.is_meta,
             )
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
         raise WireError(f"a leaf of kind {kind!r} cannot be made: {error}") from None

@@ -135,17 +135,17 @@ def describe(
     out.schema.dtypes = [x.dtype for x in parts]
     try:
         out.pointers = [x.data_ptr() for x in parts]
-    except RuntimeError:  # a layout without one memory
-        out.pointers = []
-    seen = None if near is None or not out.pointers else near(out.schema, parts)
-    if seen is not None and _unchanged(seen, out) and still(seen, parts):
-        out.schema, out.recalled = seen.schema, True
-        return out
-    if not out.pointers:
-        # Sparse leaves are plain tensors by class: look at each entry.
+        seen = None if near is None or not parts else near(out.schema, parts)
+        if seen is not None and _unchanged(seen, out) and still(seen, parts):
+            out.schema, out.recalled = seen.schema, True
+            return out
+        _add_columns(out.schema, parts)
+    except RuntimeError:
+        # Sparse and nested leaves are plain tensors by class, but have no one memory or no one
+        # shape: look at each entry.
         out = _walk(node, new(), bundle, careful=True)
         out.schema.dtypes = [x.dtype for x in out.parts]
-    _add_columns(out.schema, out.parts)
+        _add_columns(out.schema, out.parts)
     _add_memory(out)
     return out
 
@@ -164,7 +164,7 @@ def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Describe
         schema.kinds.append(child.kind)
         schema.headers.append(child._header())
         schema.locked.append(child._lock is not None)
-        flat = child._flat_tensors()
+        flat = None if careful else child._flat_tensors()
         if flat is not None:
             schema.keys.append(list(flat))
             schema.entries.append(TENSOR * len(flat))

@@ -264,7 +264,10 @@ class Stage:
                 shells = any(_SHELL.fullmatch(dtype_name(g.dtype)) for g in groups)
                 self._copy = fill if shells else torch._foreach_copy_
             if self._views:
-                self._copy(self._order(parts), self._views)
+                try:
+                    self._copy(self._order(parts), self._views)
+                except RuntimeError:  # some are conjugate or negative views
+                    fill(self._order(parts), self._views)
 
 
 def _typed(buffer: Tensor, group: Group) -> Tensor:

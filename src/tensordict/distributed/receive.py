@@ -300,6 +300,8 @@ class _IntoLanding:
             (site, composite.join(w.kind, parts[w.first : w.first + w.n], w.params))
             for site, w in self._replaced
         ]
+        for (node, name), entry in fresh:
+            entry.requires_grad_(node._fetch(name).requires_grad)  # type: ignore[union-attr]
         for (node, name), entry in [*fresh, *zip(self._mine.sites, values)]:
             node._store(name, entry)
             touched(node)

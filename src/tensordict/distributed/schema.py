@@ -445,9 +445,13 @@ def _shown(path: Path) -> Any:
     return short(path) if path else ()
 
 
+# What of a header is compared by itself, or does not count.
+_APART: Final = frozenset({"batch_size", "device", "names", "header", "training"})
+
+
 def _structure(header: dict[str, Any]) -> dict[str, Any]:
     """What of a header counts beside its batch size; a typed view has a header inside."""
-    out = {k: v for k, v in header.items() if k not in ("batch_size", "device", "names", "header")}
+    out = {k: v for k, v in header.items() if k not in _APART}
     if type(header.get("header")) is dict:
         inner = header["header"]
         out["over"] = {"batch_size": inner.get("batch_size"), **_structure(inner)}

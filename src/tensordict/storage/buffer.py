@@ -257,7 +257,11 @@ def fill(targets: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
         targets = [_as_bytes(target) for target in targets]
         leaves = [_as_bytes(leaf) for leaf in leaves]
     with torch.no_grad():
-        torch._foreach_copy_(list(targets), list(leaves))
+        try:
+            torch._foreach_copy_(list(targets), list(leaves))
+        except RuntimeError:  # not into conjugate or negative views
+            for target, leaf in zip(targets, leaves):
+                target.copy_(leaf)
 
 
 def _as_bytes(x: Tensor) -> Tensor:
