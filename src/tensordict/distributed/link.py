@@ -40,6 +40,11 @@ _STAGES: Final = {
 }
 
 
+_ANEW: Final = (
+    "If its process is there, connect anew: Channel.reset on both ends, or a new process group."
+)
+
+
 class Agreed:
     """The structures that the two ends of a channel agree on: the same on both, by the same rule."""
 
@@ -250,7 +255,7 @@ class Link:
                 text = f"{self.me} gave up {doing}: no progress within the group's timeout."
             text += f" Is {self.peer} in the matching call, on tag {self.request.tag}?"
             return TransferTimeout(text, peer=self.request.peer, stage=stage, bytes_done=done)
-        text = f"{self.me} lost {self.peer} while {doing}: {error}"
+        text = f"{self.me} lost {self.peer} while {doing}: {error}. {_ANEW}"
         return PeerLost(text, peer=self.request.peer, stage=stage, bytes_done=done)
 
     # --- answers -------------------------------------------------------------------

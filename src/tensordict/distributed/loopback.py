@@ -33,10 +33,11 @@ _REDUCE: dict[Any, Callable[[Tensor, int], Tensor]] = {
 class _Half:
     """One end of a message: it waits for the other."""
 
-    __slots__ = ("_group", "done", "error", "peer", "tensor")
+    __slots__ = ("_group", "_rank", "done", "error", "peer", "tensor")
 
-    def __init__(self, group: LoopbackGroup, tensor: Tensor, peer: int) -> None:
+    def __init__(self, group: LoopbackGroup, tensor: Tensor, rank: int, peer: int) -> None:
         self._group = group
+        self._rank = rank
         self.tensor = tensor
         self.peer = peer
         self.done = False
@@ -47,10 +48,11 @@ class _Half:
         end = time.monotonic() + (group.timeout if timeout is None else timeout)
         with group.changed:
             while not self.done:
-                if self.peer in group.lost:
-                    raise PeerLost(f"rank {self.peer} is gone")
+                group.check(self._rank, self.peer)
                 left = end - time.monotonic()
                 if left <= 0:
+                    group.given_up.add(self._rank)
+                    group.changed.notify_all()
                     raise TransferTimeout(f"nothing from rank {self.peer}")
                 group.changed.wait(left)
         if self.error is not None:
@@ -59,6 +61,8 @@ class _Half:
 
 class LoopbackGroup:
     """A group whose ranks are threads.
+
+    As with gloo, a rank whose wait for a message times out loses its connections to all others.
 
     Args:
         size: number of ranks.
@@ -81,6 +85,7 @@ class LoopbackGroup:
         self.timeout = timeout
         self.changed = threading.Condition()
         self.lost: set[int] = set()
+        self.given_up: set[int] = set()
         self._sends: dict[tuple[int, int, int], deque[_Half]] = {}
         self._recvs: dict[tuple[int, int, int], deque[_Half]] = {}
         self._rounds: dict[int, dict[int, Tensor]] = {}
@@ -112,10 +117,24 @@ class LoopbackGroup:
             self.lost.add(rank)
             self.changed.notify_all()
 
+    def why_apart(self, rank: int, peer: int) -> str:
+        """Why two ranks are not connected any more, empty if they are."""
+        if peer in self.lost:
+            return "is gone"
+        gave_up = [one for one in (rank, peer) if one in self.given_up and rank != peer]
+        return f"is cut off: rank {gave_up[0]} gave up a message" if gave_up else ""
+
+    def check(self, rank: int, peer: int) -> None:
+        """Raise PeerLost if two ranks are not connected any more."""
+        reason = self.why_apart(rank, peer)
+        if reason:
+            raise PeerLost(f"rank {peer} {reason}")
+
     def meet(self, key: tuple[int, int, int], half: _Half, *, sending: bool) -> None:
         """Bring one half of a message together with the other, if that is there."""
         mine, theirs = (self._sends, self._recvs) if sending else (self._recvs, self._sends)
         with self.changed:
+            self.check(*(key[:2] if sending else key[1::-1]))
             waiting = theirs.get(key)
             if not waiting:
                 mine.setdefault(key, deque()).append(half)
@@ -181,12 +200,12 @@ class LoopbackTransport:
         return Capabilities(exact_counts=True)
 
     def isend(self, tensor: Tensor, dst: int, tag: int, *, control: bool = False) -> _Half:
-        half = _Half(self._group, tensor, dst)
+        half = _Half(self._group, tensor, self._rank, dst)
         self._group.meet((self._rank, dst, tag), half, sending=True)
         return half
 
     def irecv(self, tensor: Tensor, src: int, tag: int, *, control: bool = False) -> _Half:
-        half = _Half(self._group, tensor, src)
+        half = _Half(self._group, tensor, self._rank, src)
         self._group.meet((src, self._rank, tag), half, sending=False)
         return half
 
@@ -211,8 +230,9 @@ class LoopbackTransport:
         return _Done()
 
     def lost(self, ranks: Iterable[int]) -> dict[int, str]:
-        """The ranks that `LoopbackGroup.lose` was called with."""
-        return {rank: "is gone" for rank in ranks if rank in self._group.lost}
+        """The ranks that `LoopbackGroup.lose` was called with, and those of a wait given up."""
+        reasons = {rank: self._group.why_apart(self._rank, rank) for rank in ranks}
+        return {rank: reason for rank, reason in reasons.items() if reason}
 
     def name_of(self, rank: int) -> str:
         """``rank n``."""

@@ -6,6 +6,7 @@ import ctypes
 import math
 import re
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,8 @@ from ..errors import PeerLost, TransferError, TransferTimeout
 if TYPE_CHECKING:
     from .transport import Transport
 
+# What follows from a timeout of one message.
+CLOSES_ALL: Final = "whereupon gloo closed its connections to all ranks of the group"
 # Seconds of a wait that has no end of its own: for threads that wait on behalf of others.
 FOREVER: Final = 10 * 365 * 86400.0
 # Seconds without news after which a rank looks whether the others are there; later less often.
@@ -24,6 +27,8 @@ LOOK_AT_LEAST_EVERY: Final = 2.0
 
 _SILENT: Final = ("timed out", "timeout waiting", "watchdog")
 _PLACE: Final = re.compile(r"^\[[^\]]*\.(cc|h):\d+\] ")
+# gloo says so to whoever uses a connection that this rank closed by giving up another wait.
+_GIVEN_UP: Final = "application timeout"
 _GONE: Final = (
     "connection closed",
     "connection reset",
@@ -46,6 +51,8 @@ def translate(error: RuntimeError) -> Exception:
     first = _PLACE.sub("", first).split(". This is typically")[0]
     if isinstance(error, TransferError):
         return error
+    if _GIVEN_UP in low:
+        return PeerLost(f"this rank gave up another exchange, {CLOSES_ALL}")
     if any(mark in low for mark in _GONE):
         return PeerLost(first)
     if any(mark in low for mark in _SILENT):
@@ -63,13 +70,22 @@ def pause_after(quiet: float) -> float:
 
 
 class TorchWork:
-    """A message under way."""
+    """A message under way.
 
-    __slots__ = ("_keep", "_work")
+    Args:
+        work: what ``torch.distributed`` returned.
+        keep: what must outlive the message: its bytes.
+        gave_up: called after a wait that timed out, which closes connections.
+    """
 
-    def __init__(self, work: Any, keep: Any = None) -> None:
+    __slots__ = ("_gave_up", "_keep", "_work")
+
+    def __init__(
+        self, work: Any, keep: Any = None, gave_up: Callable[[], None] | None = None
+    ) -> None:
         self._work = work
-        self._keep = keep  # the bytes under way must outlive the message
+        self._keep = keep
+        self._gave_up = gave_up
 
     def wait(self, timeout: float | None = None) -> None:
         try:
@@ -79,7 +95,10 @@ class TorchWork:
                 # gloo reads 0 as "no timeout"
                 self._work.wait(timedelta(seconds=max(timeout, 1e-3)))
         except RuntimeError as error:
-            raise translate(error) from None
+            found = translate(error)
+            if self._gave_up is not None and type(found) is TransferTimeout:
+                self._gave_up()
+            raise found from None
 
 
 # A rank that ends after its part of a collective looks like one that died within it.  Those who

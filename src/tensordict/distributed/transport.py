@@ -7,17 +7,19 @@ those that count messages or fail on purpose.  Ranks here are ranks *in the grou
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import TransferError
-from .torch_work import CollectiveWork, TorchWork, translate
+from ..errors import PeerLost, TransferError
+from .torch_work import CLOSES_ALL, CollectiveWork, TorchWork, translate
 
 MAX_TAG: Final = (1 << 28) - 1
 # Nobody sends on this tag, which lies beyond all bands of tags that users' tags have.
@@ -126,6 +128,7 @@ class TorchTransport:
             tags=side is None,
         )
         self._lost: dict[int, str] = {}
+        self._given_up: tuple[int, int, float] | None = None
 
     @staticmethod
     def of(group: Any = None) -> Transport:
@@ -147,7 +150,22 @@ class TorchTransport:
         group = self._side_ref() if control else self._group_ref()
         if group is None:
             raise TransferError("Cannot exchange over a process group that was destroyed.")
+        if self._given_up is not None:
+            raise PeerLost(self._why())
         return group
+
+    def _give_up(self, peer: int, tag: int) -> None:
+        """Note that a wait timed out: gloo has closed the connections to all ranks."""
+        if self._given_up is None:
+            self._given_up = peer, tag % (MAX_TAG + 1), time.monotonic()
+
+    def _why(self) -> str:
+        assert self._given_up is not None
+        peer, tag, then = self._given_up
+        return (
+            f"{self.name_of(self.rank)} gave up waiting for {self.name_of(peer)} on tag {tag} "
+            f"{time.monotonic() - then:.1f} s ago, {CLOSES_ALL}"
+        )
 
     @property
     def rank(self) -> int:
@@ -164,16 +182,18 @@ class TorchTransport:
     def isend(self, tensor: Tensor, dst: int, tag: int, *, control: bool = False) -> TorchWork:
         group = self._channel(control)
         try:
-            return TorchWork(group.send([tensor], dst, tag), tensor)
+            work = group.send([tensor], dst, tag)
         except RuntimeError as error:
             raise translate(error) from None
+        return TorchWork(work, tensor, partial(self._give_up, dst, tag))
 
     def irecv(self, tensor: Tensor, src: int, tag: int, *, control: bool = False) -> TorchWork:
         group = self._channel(control)
         try:
-            return TorchWork(group.recv([tensor], src, tag), tensor)
+            work = group.recv([tensor], src, tag)
         except RuntimeError as error:
             raise translate(error) from None
+        return TorchWork(work, tensor, partial(self._give_up, src, tag))
 
     def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> Work:
         group = self._channel(control)
@@ -224,6 +244,8 @@ class TorchTransport:
         what nobody sends costs some 10 us, and 70 bytes that gloo keeps.
         """
         ranks = [rank for rank in ranks if rank != self._rank]
+        if self._given_up is not None:
+            return dict.fromkeys(ranks, self._why())
         group = self._channel(True)
         for rank in ranks:
             if rank not in self._lost:
