@@ -8,7 +8,8 @@ its schema or its error, and all raise the same.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class Round:
     Attributes:
         verb: how errors call it.
         transport, endpoint: how messages travel, what this rank remembers.
+        options: what has to be the same on every rank beside the structure.
         timeout: seconds for the whole; None is the transport's own.
         limits: what this rank accepts.
         bytes_done: bytes of payload messages that are through.
@@ -46,6 +48,7 @@ class Round:
     limits: Limits = wire.DEFAULT_LIMITS
     deadline: float | None = None
     bytes_done: int = 0
+    options: str = ""
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -72,6 +75,11 @@ class Round:
     def me(self) -> str:
         """How errors call this rank."""
         return self.transport.name_of(self.transport.rank)
+
+    @property
+    def code(self) -> int:
+        """Stands for the call: its name and its options."""
+        return zlib.crc32(f"{self.verb} {self.options}".encode())
 
     def start(self, begin: Any, stage: str) -> Work:
         """Begin a collective; a peer that is gone may show at once."""
@@ -144,15 +152,30 @@ def confirm(
         header = Header(
             Kind.DATA, schema_nbytes=len(body), digest=entry.digest, payload_nbytes=payload_nbytes
         )
-    mine = header.pack()
+    mine = replace(header, sequence=round_.code).pack()
     shown = [x.numpy().tobytes() for x in round_.all_gather(bytes_tensor(bytearray(mine)))]
     if entry is not None and all(x == mine for x in shown):  # one more look at each would be idle
         return [payload_nbytes] * len(shown), []
     headers = [wire.parse_header(x) for x in shown]
+    _same_call(round_, headers)
     totals = [h.payload_nbytes for h in headers]
     if all(h.kind is Kind.DATA and h.digest == headers[0].digest for h in headers):
         return totals, []
     return totals, _reconcile(round_, headers, body, error)
+
+
+def _same_call(round_: Round, headers: list[Header]) -> None:
+    """Every rank sees the same headers, and so all of them raise, or none."""
+    if any(h.sequence != headers[0].sequence for h in headers):
+        others = [rank for rank, h in enumerate(headers) if h.sequence != round_.code]
+        names = ", ".join(round_.transport.name_of(rank) for rank in others)
+        raise TransferError(
+            f"{round_.me} cannot go on with {round_.verb}({round_.options}): {names} called another "
+            "collective, or this one with other options. Let every rank make the same calls in the "
+            "same order."
+        )
+    for h in headers:
+        wire.check_limits(h, round_.limits)
 
 
 def agree(
@@ -181,8 +204,6 @@ def _reconcile(
     round_: Round, headers: list[Header], body: bytes, error: Exception | None
 ) -> list[Schema]:
     """Show what every rank has; raise the error that all of them raise, if one is due."""
-    for h in headers:
-        wire.check_limits(h, round_.limits)
     room = max(h.schema_nbytes for h in headers)
     texts = round_.all_gather(bytes_tensor(bytearray(body.ljust(room, b"\0"))))
     bodies = [t.numpy().tobytes()[: h.schema_nbytes] for t, h in zip(texts, headers)]

@@ -211,7 +211,7 @@ class Into:
                 bundle=request.bundle,
                 still=same_shapes,  # which leaves require grad makes no difference here
             )
-            self._unwritable = _unwritable(self._described)
+            self._unwritable = unwritable(self._described)
         except Exception as error:  # the sender waits for an answer, whatever went wrong
             return error
         return None
@@ -316,7 +316,7 @@ def _direct(part: Tensor) -> bool:
     return plain and not part.is_conj() and not part.is_neg()
 
 
-def _unwritable(mine: Described) -> list[tuple[Any, str]]:
+def unwritable(mine: Described) -> list[tuple[Any, str]]:
     """The parts whose elements share memory with each other (expanded tensors)."""
     parts = mine.parts
     if False not in [x.is_contiguous() for x in parts]:

@@ -7,25 +7,29 @@ and writing back go on in the background.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..core.node import Node
-from ..errors import UnsupportedLeaf
+from ..errors import SchemaMismatch, UnsupportedLeaf
 from ..storage.buffer import fill
 from ..storage.values import dtype_name
 from . import composite
 from .agreement import Round, agree, round_of, taken_in
 from .describe import Described
-from .endpoint import Known
+from .endpoint import Known, Taken
 from .packing import Stage
 from .pending import Pending
+from .receive import unwritable
+from .schema import places
 from .transport import Transport, Work, group_rank
 
 _OPS: Final = {
@@ -36,6 +40,9 @@ _OPS: Final = {
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
 }
+
+# dtypes with which torch does not calculate.
+_NO_NUMBERS: Final = re.compile("u?int[1-7]|bits.*|float4.*")
 
 # dtypes that a backend reduces as they are; the others go through a wider one and back.
 _DIRECT: Final = {
@@ -71,6 +78,27 @@ class _Reduction:
             return torch.complex128 if dtype is torch.complex128 else torch.complex64
         return torch.float32 if dtype.is_floating_point else torch.int64
 
+    @property
+    def name(self) -> str:
+        """The operation, for people."""
+        name = "avg" if self.average else str(self.op).rpartition(".")[2].lower()
+        return name if self.scale is None else f"{name} with the scale {self.scale}"
+
+    def options(self, bucket_bytes: int | None) -> str:
+        """What has to be the same on every rank; scales may differ."""
+        name = "avg" if self.average else str(self.op).rpartition(".")[2].lower()
+        return f"op={name}, accumulate_dtype={self.accumulate}, bucket_bytes={bucket_bytes}"
+
+    def refuses(self, dtype: torch.dtype) -> bool:
+        """Whether leaves of a dtype have no such result."""
+        if _NO_NUMBERS.fullmatch(dtype_name(dtype)):
+            return True
+        if dtype.is_complex:
+            return bool(self.op != dist.ReduceOp.SUM)
+        if type(self.scale) is float and not dtype.is_floating_point:
+            return True
+        return dtype is torch.uint64 and self.op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+
     def op_for(self, dtype: torch.dtype) -> Any:
         """The operation on a leaf of a dtype: sums of bools are ``or``."""
         if dtype is torch.bool:
@@ -87,6 +115,10 @@ def reduction_of(op: Any, scale: float | None, accumulate: torch.dtype | None) -
     Raises:
         ValueError: an operation that does not exist for tensordicts.
     """
+    if accumulate is not None and not accumulate.is_floating_point:
+        raise ValueError(
+            f"Cannot accumulate floating leaves in {accumulate}. Expected a floating dtype."
+        )
     if op is None:
         op = dist.ReduceOp.SUM
     if isinstance(op, str):
@@ -145,8 +177,8 @@ def all_reduce(
 ) -> Pending[None] | None:
     """Reduce every leaf over all ranks, in place.
 
-    A storage that several leaves share is reduced once; leaves of any strides are written
-    through them; bools are reduced as ``or`` (sum) and ``and`` (product).
+    Memory that several leaves share, in whole or in part, is reduced once; leaves of any strides
+    are written through them; bools are reduced as ``or`` (sum) and ``and`` (product).
 
     Args:
         td: this rank's; all have one structure.
@@ -154,8 +186,8 @@ def all_reduce(
         group: a process group or a device mesh of one dimension; the default group if None.
         async_op: return a handle at once; the leaves are written when it is done.
         bucket_bytes: split packed messages into pieces of about so many bytes.
-        scale: multiply by this before a sum.
-        accumulate_dtype: reduce floating leaves in this dtype.
+        scale: multiply by this before a sum; it may differ from rank to rank.
+        accumulate_dtype: reduce floating leaves in this floating dtype.
         timeout: seconds for the whole; the group's own by default.
         transport: what to send with instead of a process group.
 
@@ -163,10 +195,14 @@ def all_reduce(
         None; with ``async_op`` a handle.
 
     Raises:
-        SchemaMismatch: structures differ; on every rank, before anything is written.
+        SchemaMismatch: structures differ, or a leaf is expanded and cannot be written; on every
+            rank, before anything is written.
+        UnsupportedLeaf: a leaf that cannot be reduced (ragged, sparse, complex by other than a
+            sum, integer with a fraction as scale); on every rank.
     """
     round_ = round_of("all_reduce", group, transport, timeout)
     how = reduction_of(op, scale, accumulate_dtype)
+    round_.options = how.options(bucket_bytes)
     begin = round_.transport.all_reduce
     finish = _start(round_, td, how, begin, bucket_bytes, keep=True)
     if async_op:
@@ -204,6 +240,7 @@ def reduce(
     round_ = round_of("reduce", group, transport, timeout)
     target = group_rank(round_.transport, group, dst, group_dst)
     how = reduction_of(op, scale, accumulate_dtype)
+    round_.options = f"to {target}, {how.options(bucket_bytes)}"
     begin = partial(_reduce_to, round_.transport, target)
     finish = _start(round_, td, how, begin, bucket_bytes, keep=round_.transport.rank == target)
     if async_op:
@@ -239,10 +276,12 @@ def reduce_scatter(
             f"Expected one for each of the {round_.transport.size} ranks."
         )
     finishes = []
+    distinct = len({id(td) for td in tds}) == len(tds)
     for rank, td in enumerate(tds):
+        round_.options = f"to {rank}, {how.options(None)}"
         begin = partial(_reduce_to, round_.transport, rank)
         keep = rank == round_.transport.rank
-        finishes.append(_start(round_, td, how, begin, None, keep=keep))
+        finishes.append(_start(round_, td, how, begin, None, keep=keep, in_place=distinct))
     for finish in finishes:
         finish()
     return tds[round_.transport.rank]
@@ -260,11 +299,17 @@ def _start(
     bucket_bytes: int | None,
     *,
     keep: bool,
+    in_place: bool = True,
 ) -> Callable[[], None]:
-    """Agree and start a reduction; returns what waits for it and writes the result."""
+    """Agree and start a reduction; returns what waits for it and writes the result.
+
+    Args:
+        keep: whether this rank gets the result.
+        in_place: whether the memory of large leaves may change before all is through.
+    """
     taken, error = taken_in(round_, td)
     if taken is not None:
-        error = _irreducible(taken.entry, how)
+        error = _irreducible(taken, how, keep)
     ours = None if taken is None or error is not None else taken.entry
     described, entry, _ = agree(round_, None if taken is None else taken.described, ours, error)
     assert taken is not None
@@ -273,7 +318,8 @@ def _start(
         taken.entry.give_back(stage)
         stage, packed = entry.stage(), False
     running = _Running()
-    _begin(round_, running, _large_lumps(entry, described, how, keep), how, begin, bucket_bytes)
+    large = _large_lumps(entry, described, how, keep and in_place)
+    _begin(round_, running, large, how, begin, bucket_bytes)
     if not packed:  # while the large ones are under way
         stage.pack(described.parts)
     _begin(round_, running, _packed_lumps(stage, how), how, begin, bucket_bytes)
@@ -285,7 +331,7 @@ def _start(
             with torch.no_grad():
                 for lump in running.lumps:
                     x = lump.tensor
-                    if how.average:
+                    if how.average and lump.dtype is not torch.bool:
                         n = round_.transport.size
                         exact = x.dtype.is_floating_point or x.dtype.is_complex
                         x = x.div_(n) if exact else x.div_(n, rounding_mode="trunc")
@@ -313,16 +359,25 @@ def _begin(
     running.lumps += lumps
 
 
-def _irreducible(entry: Known, how: _Reduction) -> Exception | None:
-    for c in entry.schema.composites:
-        if c.kind != composite.DTENSOR:
-            return UnsupportedLeaf((), f"a {c.kind} leaf in a reduction")
-    ordered = how.op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
-    for dtype in set(entry.schema.dtypes):
-        if dtype.is_complex and how.op != dist.ReduceOp.SUM:
-            return UnsupportedLeaf((), f"a leaf of dtype {dtype_name(dtype)} in {how.op}")
-        if dtype.itemsize == 8 and dtype is torch.uint64 and ordered:
-            return UnsupportedLeaf((), f"a leaf of dtype {dtype_name(dtype)} in {how.op}")
+def _irreducible(taken: Taken, how: _Reduction, keep: bool) -> Exception | None:
+    """Why a tensordict cannot be reduced, or the result not be written to it."""
+    schema = taken.entry.schema
+    reasons = {
+        c.first: f"a {c.kind} leaf in a reduction"
+        for c in schema.composites
+        if c.kind != composite.DTENSOR
+    }
+    for dtype in set(schema.dtypes):
+        if how.refuses(dtype):
+            what = f"a leaf of dtype {dtype_name(dtype)} in a reduction by {how.name}"
+            reasons[schema.dtypes.index(dtype)] = what
+    if reasons:
+        first = min(reasons)
+        paths = {place.first: path for path, place in places(schema) if place.letter in "tc"}
+        return UnsupportedLeaf(paths[first], reasons[first], "Take it out, or convert it, first.")
+    rows = unwritable(taken.described) if keep else []
+    if rows:
+        return SchemaMismatch("Cannot write the result of a reduction:", rows)
     return None
 
 
@@ -340,20 +395,43 @@ def _packed_lumps(stage: Stage, how: _Reduction) -> list[_Lump]:
     return out
 
 
-def _large_lumps(entry: Known, described: Described, how: _Reduction, keep: bool) -> list[_Lump]:
+def _large_lumps(
+    entry: Known, described: Described, how: _Reduction, in_place: bool
+) -> list[_Lump]:
     out = []
+    shared = _shared(described.parts, entry) if in_place and entry.packing.large else frozenset()
     for i in entry.packing.large:
         part = described.parts[i].detach()
         via = how.via(part.dtype)
         plain = part.is_contiguous() and not part.is_conj() and not part.is_neg()
-        if via is part.dtype and plain and keep:
+        if via is part.dtype and plain and in_place and i not in shared:
             out.append(_Lump(_real(part.view(-1)), part.dtype, lambda x: None))
             continue
-        # A copy: of other strides or dtype, or on a rank where nothing may change.
+        # A copy: of other strides or dtype, of memory that another leaf has, too, or on a rank
+        # where nothing may change.
         copy = part.to(via, copy=True, memory_format=torch.contiguous_format)
         flat = copy.resolve_conj().resolve_neg().view(-1)
         out.append(_Lump(_real(flat), part.dtype, _copier(part, via)))
     return out
+
+
+def _shared(parts: Sequence[Tensor], entry: Known) -> frozenset[int]:
+    """The parts that overlap others: in place, what they share would be reduced twice."""
+    own = [i for i in range(len(parts)) if i not in entry.schema.ties]
+    start = np.array([parts[i].data_ptr() for i in own], dtype=np.uint64)
+    stop = start + np.array([_extent(parts[i]) for i in own], dtype=np.uint64)
+    order = np.argsort(start, kind="stable")
+    reach = np.maximum.accumulate(stop[order])
+    meets = reach[:-1] > start[order][1:]  # each from the second on, with those before it
+    both = np.append(meets, False) | np.append(False, meets)
+    return frozenset(own[k] for k in order[both])
+
+
+def _extent(x: Tensor) -> int:
+    """Bytes from the first to the last element."""
+    if x.is_contiguous() or not x.numel():
+        return x.nbytes
+    return (sum((n - 1) * s for n, s in zip(x.shape, x.stride())) + 1) * x.element_size()
 
 
 def _real(x: Tensor) -> Tensor:
