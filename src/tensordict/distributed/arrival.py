@@ -64,7 +64,7 @@ class Cast(New):
         """
         node, n = bundled(td)  # patterns meet the paths that they meet at a sender
         cast = self._cast(node)
-        if not n:
+        if n is None:
             return _moved(cast, device) if out is None else out.update_(cast)
         parts = [part for _, part in cast._items()]
         for target, part in zip(out or (), parts):

@@ -24,7 +24,7 @@ from ..core.lock import lock
 from ..core.node import Node
 from ..core.traverse import parts as parts_of
 from ..core.unbatched import UnbatchedTensor
-from ..errors import TensorDictError, UnsupportedLeaf, WireError
+from ..errors import EntryTypeError, TensorDictError, UnsupportedLeaf, WireError
 from ..storage import values as codec
 from ..storage.buffer import why_not_bytes
 from . import composite
@@ -106,7 +106,7 @@ def describe(
     *,
     alignment: int = 64,
     pack_below: int = PACK_BELOW,
-    bundle: int = 0,
+    bundle: int | None = None,
     near: Callable[[Schema, Sequence[Tensor]], Snapshot | None] | None = None,
     still: Callable[[Snapshot, Sequence[Tensor]], bool] = same_parts,
 ) -> Described:
@@ -116,7 +116,7 @@ def describe(
         node: the tensordict.
         alignment: of the groups of a packed message, in bytes.
         pack_below: parts of fewer bytes are packed.
-        bundle: number of tensordicts that ``node`` was only made to carry, 0 for none.
+        bundle: number of tensordicts that ``node`` was only made to carry.
         near: finds what was seen at the last tensordict of a structure.  When this one has
             the same keys, dtypes, shapes and addresses, the rest is the same too.
         still: what is looked at beside keys, dtypes and addresses to tell that.
@@ -129,6 +129,7 @@ def describe(
     >>> d.schema.keys, d.schema.entries, [tuple(p.shape) for p in d.parts]
     ([['a', 'n'], ['b']], ['tn', 't'], [(3,), (2,)])
     """
+    _check_given(node, bundle)
     new = partial(Schema, alignment=alignment, pack_below=pack_below)
     out = _walk(node, new(), bundle, careful=False)
     parts = out.parts
@@ -150,7 +151,17 @@ def describe(
     return out
 
 
-def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Described:
+def _check_given(node: Any, bundle: int | None) -> None:
+    given = [node] if bundle is None else [part for _, part in node._items()]
+    for part in given:
+        if not isinstance(part, Node):
+            raise EntryTypeError(
+                f"Cannot exchange a value of type {type(part).__name__}. Expected a tensordict, or "
+                "for send and recv a list of tensordicts."
+            )
+
+
+def _walk(node: Node, schema: Schema, bundle: int | None, *, careful: bool) -> Described:
     """The keys, letters and parts of a tree, nodes depth first.
 
     This does the work of `core.traverse.nodes_with_path` without its test of every entry: the
@@ -184,7 +195,7 @@ def _walk(node: Node, schema: Schema, bundle: int, *, careful: bool) -> Describe
         schema.entries.append("".join(letters))
         inner = [(name, entry) for name, entry in items if isinstance(entry, Node)]
         coming += [((*path, name), entry) for name, entry in reversed(inner)]
-    if bundle:
+    if bundle is not None:
         schema.headers[0]["bundle"] = bundle
     return out
 

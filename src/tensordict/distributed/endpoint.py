@@ -225,7 +225,7 @@ class Endpoint:
         node: Node,
         *,
         pack_below: int,
-        bundle: int = 0,
+        bundle: int | None = None,
         still: Callable[[Snapshot, Sequence[Tensor]], bool] = same_parts,
     ) -> tuple[Described, Known]:
         """A tensordict taken apart, and the entry of its schema; ``still`` as in `describe`."""
@@ -238,7 +238,7 @@ class Endpoint:
         entry.snapshot = Snapshot(entry.schema, described.pointers, entry.apart)
         return described, entry
 
-    def take(self, node: Node, *, pack_below: int, bundle: int = 0) -> Taken:
+    def take(self, node: Node, *, pack_below: int, bundle: int | None = None) -> Taken:
         """A tensordict taken apart, packed already where that helps to tell what it is."""
         described, entry = self.describe(
             node, pack_below=pack_below, bundle=bundle, still=same_apart

@@ -82,7 +82,7 @@ class Request:
         pack_below: bytes below which a leaf is packed.
         limits: what this rank accepts.
         policy: casts leaves before they are sent.
-        bundle: number of tensordicts in the one that is exchanged, 0 for a plain one.
+        bundle: number of tensordicts in the one that is exchanged, None for a plain one.
         agreed: of a channel: what is sent without schema and answers.
         version: the number of a publication on a channel.
     """
@@ -97,7 +97,7 @@ class Request:
     pack_below: int = PACK_BELOW
     limits: Limits = wire.DEFAULT_LIMITS
     policy: Any = None
-    bundle: int = 0
+    bundle: int | None = None
     agreed: Agreed | None = None
     version: int = 0
 

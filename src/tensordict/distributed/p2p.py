@@ -51,9 +51,20 @@ class Options(TypedDict, total=False):
 
 
 def request_of(
-    group: Any, world: int | None, local: int | None, tag: int, options: Options, bundle: int = 0
+    group: Any,
+    world: int | None,
+    local: int | None,
+    tag: int,
+    options: Options,
+    bundle: int | None = None,
 ) -> Request:
     """The request that the arguments of a call stand for."""
+    strange = options.keys() - Options.__optional_keys__
+    if strange:
+        raise TypeError(
+            f"Cannot exchange with the option {min(strange)!r}. "
+            f"Expected some of {sorted(Options.__optional_keys__)}."
+        )
     transport = options.get("transport")
     if transport is None:
         transport = TorchTransport.of(group)
@@ -63,6 +74,9 @@ def request_of(
     except KeyError:
         known = ", ".join(repr(c.name.lower()) for c in Checksum)
         raise ValueError(f"Cannot use the checksum {name!r}. Expected one of {known}.") from None
+    pack_below = options.get("pack_below", PACK_BELOW)
+    if pack_below < 0:
+        raise ValueError(f"Cannot pack below {pack_below} bytes. Expected 0 or more.")
     return Request(
         transport=transport,
         endpoint=endpoint_of(transport),
@@ -71,7 +85,7 @@ def request_of(
         timeout=options.get("timeout"),
         strict=options.get("strict", True),
         checksum=checksum,
-        pack_below=options.get("pack_below", PACK_BELOW),
+        pack_below=pack_below,
         limits=options.get("limits", wire.DEFAULT_LIMITS),
         policy=options.get("policy"),
         bundle=bundle,
@@ -228,11 +242,11 @@ def irecv(
 
 
 def sendrecv(
-    td: Node,
+    td: Node | Sequence[Node],
     dst: int,
     src: int,
     *,
-    out: Node | None = None,
+    out: Node | Sequence[Node] | None = None,
     group: Any = None,
     init_tag: int = 0,
     **options: Unpack[Options],
@@ -248,9 +262,11 @@ def sendrecv(
     Returns:
         ``out``, or a new tensordict.
     """
+    node, n = bundled(out)
+    mine: Options = {**options, "policy": None}
+    request = request_of(group, src, None, init_tag, mine, n)  # an error here sends nothing
     sending = isend(td, dst, group=group, init_tag=init_tag, **options)
-    options["policy"] = None
     try:
-        return recv(src, out=out, group=group, init_tag=init_tag, **options)
+        return _receiver(out, node, None, request, atomic=True, mesh=None)()
     finally:
         sending.wait()

@@ -62,10 +62,10 @@ class Target(Protocol):
     def landing(self, entry: Known, values_nbytes: int) -> Landing: ...
 
 
-def bundled(td: Any) -> tuple[Any, int]:
+def bundled(td: Any) -> tuple[Any, int | None]:
     """One tensordict that carries a list of them, and how many; anything else as it is."""
     if not isinstance(td, (list, tuple)):
-        return td, 0
+        return td, None
     header: dict[str, Any] = {"batch_size": [], "device": None, "names": None}
     entries = {str(k): part for k, part in enumerate(td)}
     return node_class("dense")._from_header(header, entries), len(td)
@@ -95,6 +95,11 @@ class New:
 
     def look(self, request: Request) -> Exception | None:
         """Lay out what the peer will probably send, since there is nothing else to do."""
+        if self.device.type not in ("cpu", "meta"):
+            try:
+                torch.empty(0, device=self.device)
+            except Exception as error:  # a device that is not there: the sender hears of it
+                return error
         entry = request.endpoint.expected(request.peer)
         if entry is None or entry.schema.values:
             return None

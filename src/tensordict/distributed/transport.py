@@ -417,6 +417,11 @@ def resolve_group(group: Any = None) -> Any:
         return group.get_group()
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise TransferError("Cannot exchange over a group that this rank is not part of.")
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"Cannot exchange over a {type(group).__name__}. Expected a process group, a device "
+            "mesh of one dimension, or None."
+        )
     return group
 
 
@@ -442,6 +447,9 @@ def group_rank(transport: Transport, group: Any, world: int | None, local: int |
             "Cannot tell the peer. Expected either a rank of the world (src, dst) or a rank "
             "of the group (group_src, group_dst), and not both."
         )
+    for rank in (world, local):
+        if rank is not None and not hasattr(rank, "__index__"):
+            raise TypeError(f"Cannot exchange with rank {rank!r}. Expected an int.")
     if local is None:
         assert world is not None
         local = world
