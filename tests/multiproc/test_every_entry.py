@@ -123,7 +123,7 @@ VALUES = [
 ]
 
 
-def _alone(leaf, seed):
+def _alone(leaf):
     """One leaf and nothing beside it: no plain leaf hides how it is found."""
     return TensorDict({"x": leaf})
 
@@ -188,15 +188,18 @@ STRUCTURES = {
         [2],
     ),
     "jagged": lambda s: TensorDict({"j": _jagged(s), "x": torch.full((2,), s)}, [2]),
+    "jagged, of common offsets": lambda s: TensorDict(
+        {"j": (rows := _jagged(s)), "k": rows * 2, "values": rows.values()}, []
+    ),
     "jagged with holes": lambda s: TensorDict({"j": _holes(s)}, [2]),
     "jagged in another dimension": lambda s: TensorDict({"j": _jagged(s).transpose(1, 2)}, [2]),
     "jagged with grad": lambda s: TensorDict({"j": _jagged(s).requires_grad_()}, [2]),
-    "sparse coo": lambda s: _alone(_eye(s).to_sparse(), s),
-    "sparse coo with grad": lambda s: _alone(_eye(s).to_sparse().requires_grad_(), s),
-    "sparse coo, not coalesced": lambda s: _alone(_twice(s), s),
-    "sparse csr": lambda s: _alone(_eye(s).to_sparse_csr(), s),
-    "sparse csc": lambda s: _alone(_eye(s).to_sparse_csc(), s),
-    "sparse bsr": lambda s: _alone(_eye(s).to_sparse_bsr((2, 2)), s),
+    "sparse coo": lambda s: _alone(_eye(s).to_sparse()),
+    "sparse coo with grad": lambda s: _alone(_eye(s).to_sparse().requires_grad_()),
+    "sparse coo, not coalesced": lambda s: _alone(_twice(s)),
+    "sparse csr": lambda s: _alone(_eye(s).to_sparse_csr()),
+    "sparse csc": lambda s: _alone(_eye(s).to_sparse_csc()),
+    "sparse bsr": lambda s: _alone(_eye(s).to_sparse_bsr((2, 2))),
     "sparse bsc": lambda s: TensorDict({"x": _eye(s).to_sparse_bsc((2, 2)), "y": torch.ones(3)}),
     "grad": lambda s: TensorDict(
         {"w": torch.full((3,), float(s), requires_grad=True), "p": nn.Parameter(torch.ones(2) * s)}
@@ -242,6 +245,7 @@ FORMS = {
     "new": lambda td, out, rank: send(td, 1) if rank == 0 else recv(0),
     "new, known": lambda td, out, rank: send(td, 1) if rank == 0 else recv(0),
     "into": lambda td, out, rank: send(td, 1) if rank == 0 else recv(0, out=out),
+    "into, by key": lambda td, out, rank: send(td, 1) if rank == 0 else recv(0, out=_turned(out)),
     "into, in place": lambda td, out, rank: (
         send(td, 1) if rank == 0 else recv(0, out=out, atomic=False)
     ),
@@ -265,6 +269,16 @@ UNLOCKED = {"init_remote", "broadcast", "all_gather"}
 def _into(out):
     out.recv(src=0, consolidated=True)
     return out
+
+
+def _turned(node):
+    """The same entries, those of plain tensordicts in the opposite order."""
+    if type(node) is not TensorDict:
+        return node
+    out = TensorDict({}, node.batch_size, names=node.names)
+    for name, entry in reversed(list(node._items())):
+        out._store(name, _turned(entry))
+    return out.lock_() if node.is_locked else out
 
 
 def _every_form(rank, size, name):

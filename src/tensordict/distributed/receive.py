@@ -301,6 +301,7 @@ class _IntoLanding:
         parts = self._parts
         self._stage.unpack_into(parts)
         fill([part for part, _ in self._fills], [view for _, view in self._fills])
+        self._write_ties(parts)
         fresh: list[tuple[tuple[Node, str], Any]] = [
             (site, composite.join(w.kind, parts[w.first : w.first + w.n], w.params))
             for site, w in self._replaced
@@ -311,6 +312,15 @@ class _IntoLanding:
             node._store(name, entry)
             touched(node)
         return self._node
+
+    def _write_ties(self, parts: Sequence[Tensor]) -> None:
+        """What is one memory at the sender came once, and may be several here."""
+        loose = [
+            (parts[i], parts[j])
+            for i, j in self._entry.schema.ties.items()
+            if parts[i].data_ptr() != parts[j].data_ptr() or parts[i].stride() != parts[j].stride()
+        ]
+        fill([target for target, _ in loose], [source for _, source in loose])
 
     def release(self) -> None:
         self._entry.give_back(self._stage)

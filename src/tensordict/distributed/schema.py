@@ -458,6 +458,10 @@ def _structure(header: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+# Values that stand for each other: one for all rows, or one for each.
+_PLAIN_VALUES: Final = frozenset({"non_tensor", "non_tensor_stack"})
+
+
 def _descriptions(schema: Schema) -> dict[Path, str]:
     composites = {c.first: c for c in schema.composites}
     out: dict[Path, str] = {}
@@ -473,7 +477,8 @@ def _descriptions(schema: Schema) -> dict[Path, str]:
             if schema.locked[place.node]:
                 text += ", locked"
         elif place.letter == VALUE:
-            text = "non-tensor value"
+            kind = schema.values[place.first]
+            text = "non-tensor value" if kind in _PLAIN_VALUES else f"value of kind {kind[:40]!r}"
         else:
             i = place.first
             text = f"{dtype_name(schema.dtypes[i])} {list(schema.shapes[i])}"
