@@ -66,7 +66,7 @@ def resealed(packed: bytearray) -> bytes:
     [
         (4, 2, "speaks protocol 2.0"),
         (6, 0b100, "unknown flags"),
-        (6, 0b1000000, "unknown flags"),
+        (6, 0b10000000, "unknown flags"),
         (7, 0xF0, "unknown kind"),
         (7, 0x09, "unknown checksum"),
     ],

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.node import Node
 from ..errors import PeerLost, SchemaMismatch, TransferError, TransferTimeout
 from . import wire
-from .describe import Described
+from .describe import Described, alike
 from .endpoint import Endpoint, Known, Taken, endpoint_of
 from .packing import PACK_BELOW
 from .receive import reordered
@@ -125,8 +125,13 @@ def taken_in(round_: Round, td: Node) -> tuple[Taken | None, Exception | None]:
 
 
 def confirm(
-    round_: Round, entry: Known | None, error: Exception | None, payload_nbytes: int = 0
-) -> tuple[list[int], list[Schema]]:
+    round_: Round,
+    entry: Known | None,
+    error: Exception | None,
+    payload_nbytes: int = 0,
+    *,
+    one_buffer: bool = False,
+) -> tuple[list[int], list[Schema], bool]:
     """Let every rank know whether all of them go on.
 
     Args:
@@ -134,10 +139,12 @@ def confirm(
         entry: the structure of this rank, None when it has failed.
         error: why it has.
         payload_nbytes: of this rank, with values.
+        one_buffer: whether the tensordict of this rank is one buffer.
 
     Returns:
         The payload bytes of every rank; the schemas of all ranks where they are not equal in
-        every byte, but differ in nothing that counts (the order of keys, say).
+        every byte, but differ in nothing that counts (the order of keys, say); whether all
+        have equal schemas and one buffer.
 
     Raises:
         SchemaMismatch: structures differ; the same on every rank.
@@ -150,18 +157,39 @@ def confirm(
     else:
         body = entry.data
         header = Header(
-            Kind.DATA, schema_nbytes=len(body), digest=entry.digest, payload_nbytes=payload_nbytes
+            Kind.DATA,
+            schema_nbytes=len(body),
+            digest=entry.digest,
+            payload_nbytes=payload_nbytes,
+            one_buffer=one_buffer,
         )
     mine = replace(header, sequence=round_.code).pack()
     shown = [x.numpy().tobytes() for x in round_.all_gather(bytes_tensor(bytearray(mine)))]
     if entry is not None and all(x == mine for x in shown):  # one more look at each would be idle
-        return [payload_nbytes] * len(shown), []
+        return [payload_nbytes] * len(shown), [], one_buffer
     headers = [wire.parse_header(x) for x in shown]
     _same_call(round_, headers)
     totals = [h.payload_nbytes for h in headers]
     if all(h.kind is Kind.DATA and h.digest == headers[0].digest for h in headers):
-        return totals, []
-    return totals, _reconcile(round_, headers, body, error)
+        return totals, [], all(h.one_buffer for h in headers)
+    return totals, _reconcile(round_, headers, body, error), False
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What all ranks of a collective agree on.
+
+    Attributes:
+        described: this rank's tensordict, in the order of the common schema.
+        entry: that schema.
+        totals: the payload bytes of every rank.
+        one_buffer: whether every rank's tensordict is one buffer of that schema.
+    """
+
+    described: Described
+    entry: Known
+    totals: list[int]
+    one_buffer: bool
 
 
 def _same_call(round_: Round, headers: list[Header]) -> None:
@@ -184,20 +212,21 @@ def agree(
     entry: Known | None,
     error: Exception | None,
     payload_nbytes: int = 0,
-) -> tuple[Described, Known, list[int]]:
-    """`confirm`, and bring this rank's tensordict into the order that all ranks use.
-
-    Returns:
-        The tensordict in the order of the common schema, that schema, and the payload bytes
-        of every rank.
-    """
-    totals, schemas = confirm(round_, entry, error, payload_nbytes)
+    *,
+    one_buffer: bool = False,
+) -> Agreement:
+    """`confirm`, and bring this rank's tensordict into the order that all ranks use."""
+    totals, schemas, whole = confirm(round_, entry, error, payload_nbytes, one_buffer=one_buffer)
     assert described is not None and entry is not None
     if schemas:
         common = round_.endpoint.catalogue.of(schemas[0])
         if common is not entry:
-            return reordered(common.schema, entry.schema, described), common, totals
-    return described, entry, totals
+            if alike(common.schema, entry.schema):
+                described = replace(described, schema=common.schema)
+            else:
+                described = reordered(common.schema, entry.schema, described)
+            entry = common
+    return Agreement(described, entry, totals, whole)
 
 
 def _reconcile(
@@ -220,14 +249,21 @@ def _reconcile(
     return _compared(round_, headers, bodies)
 
 
+def _schema_of(round_: Round, header: Header, text: bytes) -> Schema:
+    known = round_.endpoint.catalogue.find(header.digest)
+    return decode(text, round_.limits) if known is None else known.schema
+
+
 def _compared(round_: Round, headers: list[Header], bodies: list[bytes]) -> list[Schema]:
     names = [round_.transport.name_of(rank) for rank in range(len(headers))]
-    schemas = [decode(text, round_.limits) for text in bodies]
+    schemas = [_schema_of(round_, h, text) for h, text in zip(headers, bodies)]
     rows: list[tuple[Any, str]] = []
     seen = {headers[0].digest}
     for rank, h in enumerate(headers):
         if h.digest not in seen:
             seen.add(h.digest)
+            if alike(schemas[0], schemas[rank]):
+                continue
             sides = f"on {names[0]}", f"on {names[rank]}"
             rows += differences(schemas[0], schemas[rank], *sides)
             rows += tie_differences(schemas[0], schemas[rank], *sides)

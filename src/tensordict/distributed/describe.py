@@ -327,6 +327,23 @@ def equal(a: Schema, b: Schema) -> bool:
     )
 
 
+def alike(a: Schema, b: Schema) -> bool:
+    """Whether two schemas have equal parts and values in one order: all that counts is equal.
+
+    False says nothing: `schema.differences` and `receive.reordered` look at each path.
+    """
+    return a is b or (
+        a.keys == b.keys
+        and a.entries == b.entries
+        and a.dtypes == b.dtypes
+        and a.shapes == b.shapes
+        and a.headers == b.headers
+        and a.kinds == b.kinds
+        and a.composites == b.composites
+        and a.ties == b.ties
+    )
+
+
 def encode_values(described: Described, paths: Sequence[Any]) -> list[Any]:
     """The JSON forms of the values of a tensordict, with their batch sizes.
 

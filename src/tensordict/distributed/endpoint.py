@@ -17,10 +17,12 @@ from typing import Any, Final
 from torch import Size, Tensor
 
 from ..core.node import Node
-from ..errors import TransferError, WireError
+from ..errors import EntryTypeError, TransferError, WireError
+from ..storage.buffer import HOST_ALIGNMENT
 from . import describe
 from .describe import Described, Snapshot, same_apart, same_parts
-from .packing import Packing, Stage, plan_packing
+from .one_buffer import alignment_of, host_buffer_of, lies_in
+from .packing import Packing, Stage, plan_packing, plan_whole
 from .schema import VALUE, Schema, decode, digest_of, places
 from .transport import Transport
 from .wire import Limits, schema_digest
@@ -43,6 +45,42 @@ class Known:
     apart: tuple[int, ...] | None
     snapshot: Snapshot | None = None
     stages: list[Stage] = field(default_factory=list)
+    _whole: Known | None = None
+
+    def whole(self) -> Known:
+        """The same schema for a payload that is the buffer of a consolidated tree.
+
+        Raises:
+            WireError: a part that cannot lie in such a buffer.
+        """
+        if self._whole is None:
+            try:
+                packing = plan_whole(self.schema)
+            except EntryTypeError as error:
+                raise WireError(f"the payload cannot be one buffer: {error}", 6) from None
+            self._whole = Known(
+                self.schema, self.data, self.digest, packing, self.value_paths, None
+            )
+        return self._whole
+
+    def buffer_under(self, node: Node, described: Described) -> Tensor | None:
+        """The buffer of a consolidated tree of this schema, if all its leaves still lie there.
+
+        Args:
+            node: the tree.
+            described: what it is made of.
+
+        Returns:
+            uint8 ``[n]``, of the bytes that `whole` says; None for any other tree.
+        """
+        buffer = host_buffer_of(node)
+        if buffer is None:
+            return None
+        plan = self.whole().packing.one_buffer
+        assert plan is not None
+        if not lies_in(buffer, described.parts, described.pointers, plan):
+            return None
+        return buffer.detach()[: plan.nbytes]
 
     def stage(self) -> Stage:
         """A buffer for one packed message, used before or new."""
@@ -114,14 +152,16 @@ class Taken:
 
     Attributes:
         described, entry: the tensordict and its schema.
-        stage: the buffer.
+        stage: the buffer; None when it is the tensordict's own.
         packed: whether it is filled.
+        buffer: that of a consolidated tensordict, as it can be sent.
     """
 
     described: Described
     entry: Known
-    stage: Stage
+    stage: Stage | None
     packed: bool
+    buffer: Tensor | None = None
 
 
 def learn(data: bytes, digest: bytes, limits: Limits) -> Known:
@@ -229,8 +269,14 @@ class Endpoint:
         still: Callable[[Snapshot, Sequence[Tensor]], bool] = same_parts,
     ) -> tuple[Described, Known]:
         """A tensordict taken apart, and the entry of its schema; ``still`` as in `describe`."""
+        alignment = HOST_ALIGNMENT if host_buffer_of(node) is None else alignment_of(node)
         described = describe.describe(
-            node, pack_below=pack_below, bundle=bundle, near=self._snapshot, still=still
+            node,
+            alignment=alignment,
+            pack_below=pack_below,
+            bundle=bundle,
+            near=self._snapshot,
+            still=still,
         )
         entry = self.catalogue.of(described.schema)
         if described.schema is not entry.schema:
@@ -240,6 +286,11 @@ class Endpoint:
 
     def take(self, node: Node, *, pack_below: int, bundle: int | None = None) -> Taken:
         """A tensordict taken apart, packed already where that helps to tell what it is."""
+        if host_buffer_of(node) is not None:
+            described, entry = self.describe(node, pack_below=pack_below, bundle=bundle)
+            buffer = entry.buffer_under(node, described)
+            if buffer is not None:
+                return Taken(described, entry, None, packed=True, buffer=buffer)
         described, entry = self.describe(
             node, pack_below=pack_below, bundle=bundle, still=same_apart
         )

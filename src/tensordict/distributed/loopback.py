@@ -210,7 +210,9 @@ class LoopbackTransport:
         return half
 
     def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> _Done:
-        tensor.detach().copy_(self._group.gather(self._rank, tensor)[src])
+        sent = self._group.gather(self._rank, tensor)[src]
+        if src != self._rank:  # what is sent is not written
+            tensor.detach().copy_(sent)
         return _Done()
 
     def all_gather(self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False) -> _Done:

@@ -20,6 +20,7 @@ from torch import Size, Tensor
 
 from ..storage.buffer import contiguous_strides, fill
 from ..storage.values import dtype_name
+from .one_buffer import OneBuffer, plan_one_buffer
 from .schema import FORMATS, Schema
 
 # Measured: up to here a copy costs less than a message.
@@ -58,6 +59,8 @@ class Packing:
         packed_nbytes: bytes of the packed message, without non-tensor values.
         large_nbytes: bytes of the messages of ``large``, each.
         alignment: of each group.
+        one_buffer: instead of groups, where the parts lie in the buffer of a consolidated tree,
+            which then is the packed message.
     """
 
     groups: tuple[Group, ...]
@@ -65,6 +68,14 @@ class Packing:
     packed_nbytes: int
     large_nbytes: tuple[int, ...]
     alignment: int
+    one_buffer: OneBuffer | None = None
+
+    def messages(self, packed: Tensor) -> list[Tensor]:
+        """What is sent of a packed message with values at its end: they follow a buffer alone."""
+        if self.one_buffer is None:
+            return [packed] if packed.numel() else []
+        at = self.packed_nbytes
+        return [x for x in (packed[:at], packed[at:]) if x.numel()]
 
     def spans(self) -> list[tuple[torch.dtype, int, int]]:
         """The first byte and the end of each dtype in the packed message."""
@@ -90,11 +101,6 @@ class Packing:
         if sum(map(len, blocks)) == n:
             return ()
         return tuple(sorted(set(range(n)).difference(*blocks)))
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """The packed parts in the order of their memory."""
-        return tuple(i for group in self.groups for i in group.parts)
 
 
 def _is_block(group: Group) -> bool:
@@ -134,6 +140,16 @@ def plan_packing(schema: Schema) -> Packing:
     )
 
 
+def plan_whole(schema: Schema) -> Packing:
+    """The packing of a consolidated tree: its buffer as it is.
+
+    Raises:
+        EntryTypeError: a part of a dtype that cannot lie in a buffer.
+    """
+    plan = plan_one_buffer(schema)
+    return Packing((), (), plan.nbytes, (), schema.alignment, plan)
+
+
 def _take(indices: Sequence[int]) -> Callable[[Sequence[Tensor]], Any]:
     if len(indices) < 2:
         return lambda parts: [parts[i] for i in indices]
@@ -162,10 +178,11 @@ class Stage:
         packing, at = self.packing, 0
         with torch.inference_mode(False):  # it outlives the mode of this caller
             room = torch.empty(packing.packed_nbytes + extra, dtype=torch.uint8)
-        for group in packing.groups:  # memory between groups must not leave the process
-            room[at : group.offset].zero_()
-            at = group.offset + group.nbytes
-        room[at : packing.packed_nbytes].zero_()
+        if packing.one_buffer is None:  # else it is received into, and never sent
+            for group in packing.groups:  # memory between groups must not leave the process
+                room[at : group.offset].zero_()
+                at = group.offset + group.nbytes
+            room[at : packing.packed_nbytes].zero_()
         self._room = room
         self._groups: list[tuple[Any, Tensor]] | None = None
         self._singles: tuple[Any, list[Tensor]] = (_take(()), [])
@@ -258,10 +275,10 @@ class Stage:
         # Copies cost a quarter less than under no_grad; versions of the targets still grow.
         with torch.inference_mode():
             if self._views is None:
-                groups = self.packing.groups
-                self._views = [v for g in groups for v in _views_of(self._room, g)]
-                self._order = _take(self.packing.order)
-                shells = any(_SHELL.fullmatch(dtype_name(g.dtype)) for g in groups)
+                indices, self._views = _all_views(self._room, self.packing)
+                self._order = _take(indices)
+                dtypes = {v.dtype for v in self._views}
+                shells = any(_SHELL.fullmatch(dtype_name(d)) for d in dtypes)
                 self._copy = fill if shells else torch._foreach_copy_
             if self._views:
                 try:
@@ -283,12 +300,23 @@ def _views_of(buffer: Tensor, group: Group) -> list[Tensor]:
     return [raw.as_strided(shape, stride, int(base) + k * step) for k in range(len(group.parts))]
 
 
+def _all_views(buffer: Tensor, packing: Packing) -> tuple[list[int], list[Tensor]]:
+    """The packed parts in the order of their memory, and a view of the message for each."""
+    if packing.one_buffer is not None:
+        return packing.one_buffer.views(buffer)
+    groups = packing.groups
+    parts = [i for group in groups for i in group.parts]
+    return parts, [view for group in groups for view in _views_of(buffer, group)]
+
+
 def take_apart(buffer: Tensor, packing: Packing, parts: list[Any]) -> None:
     """Put the packed parts of a fresh message into ``parts``, as tensors that share its memory.
 
     They are not views of each other for autograd (``unsafe_split``): each can be written and
     differentiated by itself.
     """
+    if packing.one_buffer is not None:
+        packing.one_buffer.take_apart(buffer[: packing.packed_nbytes], parts)
     for group in packing.groups:
         n, shape = len(group.parts), group.shape
         if n >= _GROUP and group.nbytes and shape:

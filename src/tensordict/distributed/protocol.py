@@ -5,7 +5,7 @@
                                           <- ACCEPT, NEED_SCHEMA or REFUSE
     schema, when it was asked for         ->
                                           <- ACCEPT or REFUSE
-    large leaves, packed message, end     ->
+    large leaves, packed message, end     ->   (of a consolidated tree: its buffer, values)
                                           <- COMMIT or REFUSE, for a large or a summed payload
 
 Each side sends only what the other has agreed to, so a refusal leaves nothing behind and
@@ -15,7 +15,6 @@ the group can be used again at once.  Both sides raise the same error.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -39,28 +38,35 @@ from .wire import Checksum, Header, Kind, Limits
 
 @dataclass(slots=True)
 class _Payload:
-    """What a sender is about to send; its messages are made when they are asked for."""
+    """What a sender is about to send; its messages are made when they are asked for.
 
-    stage: Stage
+    Attributes:
+        stage: None for a consolidated tree, whose buffer is the message.
+        entry: the structure, in the form in which the payload travels.
+    """
+
+    stage: Stage | None
     values: bytes
     described: Described
     entry: Known
     devices: frozenset[str]
-    _packed: Tensor | None = None
+    _packed: list[Tensor] | None = None
     _large: list[Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
         return self.entry.packing.nbytes + len(self.values)
 
-    def packed(self) -> Tensor:
-        """The packed message: the small parts, then the values."""
+    def packed(self) -> list[Tensor]:
+        """The packed message, the small parts and then the values; or a buffer, and the values."""
         if self._packed is None:
-            message = self._packed = self.stage.message(len(self.values))
+            assert self.stage is not None
+            message = self.stage.message(len(self.values))
             self.stage.pack(self.described.parts)
             if self.values:
                 end = self.entry.packing.packed_nbytes
                 message[end:].copy_(bytes_tensor(bytearray(self.values)))
+            self._packed = self.entry.packing.messages(message)
         return self._packed
 
     def large(self) -> list[Tensor]:
@@ -90,7 +96,8 @@ def run_send(request: Request, node: Node) -> None:
                 _send_error(link, error)
             raise
         _send(link, payload)
-        payload.entry.give_back(payload.stage)
+        if payload.stage is not None:
+            payload.entry.give_back(payload.stage)
 
 
 def run_error(request: Request, error: Exception) -> None:
@@ -109,7 +116,12 @@ def _prepare(request: Request, node: Node) -> _Payload:
         forms = encode_values(described, entry.value_paths)
         values = json.dumps(forms, separators=(",", ":")).encode()
     devices = request.transport.capabilities.devices
-    packed = stage.message() if taken.packed else None
+    if taken.buffer is not None:
+        messages = [x for x in (taken.buffer, bytes_tensor(bytearray(values))) if x.numel()]
+        return _Payload(None, values, described, entry.whole(), devices, messages)
+    packed = None
+    if taken.packed and stage is not None:
+        packed = entry.packing.messages(stage.message())
     return _Payload(stage, values, described, entry, devices, packed)
 
 
@@ -135,7 +147,9 @@ def _send(link: Link, payload: _Payload) -> None:
     if agreed:
         request = replace(request, strict=False)
     header, schema = _announce(request, payload, agreed)
-    inline = payload.packed().numpy().tobytes() if header.inline_payload else b""
+    inline = b""
+    if header.inline_payload:
+        inline = b"".join(x.numpy().tobytes() for x in payload.packed())
     frame = wire.eager_frame(header, schema, inline)
     if not request.strict:
         link.post_frame(frame)
@@ -171,6 +185,7 @@ def _announce(request: Request, payload: _Payload, agreed: bool) -> tuple[Header
         strict=request.strict,
         checksum=request.checksum,
         version=request.version,
+        one_buffer=entry.packing.one_buffer is not None,
     )
     schema = b""
     acked = agreed or (request.strict and request.endpoint.is_acked(request.peer, entry.digest))
@@ -181,7 +196,7 @@ def _announce(request: Request, payload: _Payload, agreed: bool) -> tuple[Header
     if not entry.packing.large and start + payload.nbytes <= room:
         header = replace(header, inline_payload=True)
     if request.checksum is not Checksum.NONE:
-        total = payload_sum(request.checksum, [*payload.large(), payload.packed()])
+        total = payload_sum(request.checksum, [*payload.large(), *payload.packed()])
         header = replace(header, payload_sum=total)
     return header, schema
 
@@ -218,11 +233,8 @@ def _send_payload(link: Link, payload: _Payload, header: Header) -> None:
     link.stage = "payload"
     if header.inline_payload:
         return
-    for tensor in payload.large():
+    for tensor in (*payload.large(), *payload.packed()):
         link.post_payload(tensor)
-    packed = payload.packed()
-    if packed.numel():
-        link.post_payload(packed)
     if _has_end(header):
         link.post_bytes(b"\1")
 
@@ -249,15 +261,16 @@ def run_recv(request: Request, target: receive.Target) -> Any:
             raise _refused(link, header, trouble)
         try:
             entry = _schema(link, header, data)
-            _check_sizes(header, entry, link.request.limits)
+            form = entry.whole() if header.one_buffer else entry
+            _check_sizes(header, form, link.request.limits)
         except WireError as error:
             raise _refused(link, header, error) from None
         found = target.mismatch(entry, link)
         if found is not None:
             if not header.strict:
-                _drain(link, header, entry)
+                _drain(link, header, form)
             raise _refused(link, header, found)
-        out = _take(link, header, entry, target, data)
+        out = _take(link, header, form, target, data)
         target.version = header.version
         if header.strict and request.agreed is not None:
             request.agreed.add(entry)
@@ -356,7 +369,9 @@ def _take(link: Link, header: Header, entry: Known, target: receive.Target, data
     if header.inline_payload:
         first = wire.HEADER_NBYTES + (header.schema_nbytes if header.inline_schema else 0)
         first = wire.payload_start(first)
-        landing.packed.copy_(torch.from_numpy(data[first : first + header.payload_nbytes].copy()))
+        arrived = torch.from_numpy(data[first : first + header.payload_nbytes].copy())
+        with torch.inference_mode():  # memory of the user may have been made in it
+            landing.packed.copy_(arrived)
         messages = []
     # Posting is slow beside messages under way, but the sender should not wait for thousands.
     works = [link.expect_payload(x) for x in messages[:_POSTED_FIRST]]
@@ -398,9 +413,12 @@ def _drain(link: Link, header: Header, entry: Known) -> None:
     """Receive and drop a payload that was sent without asking."""
     if header.inline_payload:
         return
-    sizes: Sequence[int] = entry.packing.large_nbytes
-    packed = header.payload_nbytes - sum(sizes)
-    lengths = [*sizes, *([packed] if packed else [])]
+    plan = entry.packing
+    packed = header.payload_nbytes - plan.large_total
+    parts = [packed]
+    if plan.one_buffer is not None:
+        parts = [plan.packed_nbytes, packed - plan.packed_nbytes]
+    lengths = [*plan.large_nbytes, *(n for n in parts if n)]
     if not lengths:
         return
     scrap = torch.empty(max(lengths), dtype=torch.uint8)

@@ -21,10 +21,11 @@ from ..core.registry import known_node, node_class
 from ..errors import SchemaMismatch, TransferError
 from ..storage.buffer import fill
 from . import composite
-from .describe import Described, build, same_shapes
+from .describe import Described, alike, build, same_shapes
 from .endpoint import Known
 from .link import Link, Request
-from .packing import formatted, take_apart
+from .one_buffer import consolidated, left_buffer, written
+from .packing import Stage, formatted, take_apart
 from .schema import COMPOSITE, NODE, TENSOR, VALUE, Composite, Schema, differences, places
 
 # A guess that is wrong costs its memory, untouched, for the length of one exchange.
@@ -139,32 +140,42 @@ class _NewLanding:
         self._entry = entry
         schema, plan = entry.schema, entry.packing
         self.packed = torch.empty(plan.packed_nbytes + values_nbytes, dtype=torch.uint8)
+        self._buffer = self.packed[: plan.packed_nbytes] if values_nbytes else self.packed
         self.large = [torch.empty(schema.shapes[i], dtype=schema.dtypes[i]) for i in plan.large]
         self._parts: list[Any] = []
         self._early: Node | None = None
 
     def messages(self) -> list[Tensor]:
-        return [*self.large, *([self.packed] if self.packed.numel() else [])]
+        return [*self.large, *self._entry.packing.messages(self.packed)]
 
     def prepare(self) -> None:
         schema, plan = self._entry.schema, self._entry.packing
-        if self._parts:
+        here = self._target.device.type == "cpu"
+        if self._parts or not (here or plan.one_buffer is None):
             return
-        parts = self._parts = [None] * len(schema.dtypes)
-        take_apart(self.packed, plan, parts)
-        for i, x in zip(plan.large, self.large):
-            parts[i] = x
+        self._take_apart(self.packed)
         # What only arranges memory is done while the bytes are under way.
         plain = not (schema.composites or schema.values or schema.formats or schema.grad)
-        if plain and self._target.device.type == "cpu":
+        if plain and here:
             self._early = self._build(())
+
+    def _take_apart(self, packed: Tensor) -> None:
+        plan = self._entry.packing
+        parts = self._parts = [None] * len(self._entry.schema.dtypes)
+        take_apart(packed, plan, parts)
+        for i, x in zip(plan.large, self.large):
+            parts[i] = x
 
     def commit(self, values: Sequence[Leaf]) -> Node:
         if self._early is not None:
             return self._early
-        schema, parts, device = self._entry.schema, self._parts, self._target.device
-        if device.type != "cpu":
-            parts[:] = [None if x is None else x.to(device) for x in parts]
+        schema, device = self._entry.schema, self._target.device
+        if not self._parts:  # one buffer moves as one
+            self._buffer = self._buffer.to(device)
+            self._take_apart(self._buffer)
+        elif device.type != "cpu":
+            self._parts[:] = [None if x is None else x.to(device) for x in self._parts]
+        parts = self._parts
         for i, name in schema.formats.items():
             if i not in schema.ties:
                 parts[i] = formatted(parts[i], name)
@@ -177,9 +188,14 @@ class _NewLanding:
         schema, target = self._entry.schema, self._target
         for i, j in schema.ties.items():
             self._parts[i] = self._parts[j]
-        return build(
+        out = build(
             schema, self._parts, values, target.device, locks=target.locks, mesh=target.mesh
         )
+        plan = self._entry.packing.one_buffer
+        apart = schema.composites or schema.formats or not all(schema.locked)
+        if plan is not None and target.locks and not apart:
+            consolidated(out, plan, self._buffer, self._parts)
+        return out
 
     def release(self) -> None:
         """The memory belongs to the result."""
@@ -192,7 +208,8 @@ class Into:
     """Receive into the memory of a tensordict.
 
     Args:
-        node: the tensordict; its leaves are written in place, also when it is locked.
+        node: the tensordict; its leaves are written in place, also when it is locked.  Ragged
+            and sparse leaves are replaced, after which it is not consolidated any more.
         atomic: whether large leaves are received beside and written when all is there.
             Without it they are received in place, which saves a copy and their memory, and
             leaves them half written when the peer dies.
@@ -231,7 +248,7 @@ class Into:
         """The error that lists every path at which this tensordict is not of a structure."""
         assert self._entry is not None
         rows: list[tuple[Any, str]] = []
-        if sent is not self._entry.schema:
+        if not alike(sent, self._entry.schema):
             rows = differences(sent, self._entry.schema)
             rows += _tied_here(sent, self._entry.schema)
         rows += self._unwritable
@@ -242,21 +259,37 @@ class Into:
 
     def landing(self, entry: Known, values_nbytes: int) -> Landing:
         assert self._entry is not None and self._described is not None
-        mine = self._described
-        if self._entry is not entry:
-            mine = reordered(entry.schema, self._entry.schema, mine)
-        return _IntoLanding(self.node, mine, entry, values_nbytes, atomic=self.atomic)
+        mine, here = self._described, self._entry.schema
+        if not alike(entry.schema, here):
+            mine = reordered(entry.schema, here, mine)
+        buffer = None
+        same = entry.packing.one_buffer is not None and here.alignment == entry.schema.alignment
+        if same and all(composite.writes_in_place(c.kind) for c in here.composites):
+            buffer = self._entry.buffer_under(self.node, mine)
+        return _IntoLanding(self.node, mine, entry, values_nbytes, buffer, atomic=self.atomic)
 
 
 class _IntoLanding:
     def __init__(
-        self, node: Node, mine: Described, entry: Known, values_nbytes: int, *, atomic: bool
+        self,
+        node: Node,
+        mine: Described,
+        entry: Known,
+        values_nbytes: int,
+        buffer: Tensor | None,
+        *,
+        atomic: bool,
     ) -> None:
         self._node = node
         self._mine = mine
         self._entry = entry
-        self._stage = entry.stage()
-        self.packed = self._stage.message(values_nbytes)
+        self._buffer = buffer
+        self._stage: Stage | None = None
+        if buffer is not None and not (atomic or values_nbytes):
+            self.packed = buffer
+        else:
+            self._stage = entry.stage()
+            self.packed = self._stage.message(values_nbytes)
         self._replaced: list[tuple[tuple[Node, str], Composite]] = []
         self._parts = mine.parts
         if entry.schema.composites:
@@ -276,7 +309,7 @@ class _IntoLanding:
     def _land_large(self, atomic: bool) -> list[Tensor]:
         plan, schema = self._entry.packing, self._entry.schema
         out: list[Tensor] = []
-        spare = self._stage.large_buffers() if atomic else None
+        spare = self._stage.large_buffers() if atomic and self._stage is not None else None
         for k, i in enumerate(plan.large):
             part = self._parts[i]
             if spare is None and _direct(part):
@@ -292,14 +325,14 @@ class _IntoLanding:
         return out
 
     def messages(self) -> list[Tensor]:
-        return [*self.large, *([self.packed] if self.packed.numel() else [])]
+        return [*self.large, *self._entry.packing.messages(self.packed)]
 
     def prepare(self) -> None:
         """Everything is ready."""
 
     def commit(self, values: Sequence[Leaf]) -> Node:
         parts = self._parts
-        self._stage.unpack_into(parts)
+        self._unpack()
         fill([part for part, _ in self._fills], [view for _, view in self._fills])
         self._write_ties(parts)
         fresh: list[tuple[tuple[Node, str], Any]] = [
@@ -311,6 +344,8 @@ class _IntoLanding:
         for (node, name), entry in [*fresh, *zip(self._mine.sites, values)]:
             node._store(name, entry)
             touched(node)
+        if fresh:
+            left_buffer(self._node)
         return self._node
 
     def _write_ties(self, parts: Sequence[Tensor]) -> None:
@@ -322,8 +357,19 @@ class _IntoLanding:
         ]
         fill([target for target, _ in loose], [source for _, source in loose])
 
+    def _unpack(self) -> None:
+        if self._buffer is None:
+            assert self._stage is not None
+            self._stage.unpack_into(self._parts)
+            return
+        if self._stage is not None:
+            with torch.inference_mode():
+                self._buffer.copy_(self.packed[: self._buffer.numel()])
+        written(self._parts)
+
     def release(self) -> None:
-        self._entry.give_back(self._stage)
+        if self._stage is not None:
+            self._entry.give_back(self._stage)
 
 
 def _direct(part: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """`all_reduce`, `reduce`, `reduce_scatter`: agree on the structure, then one message per dtype.
 
-Small leaves travel in one packed buffer, large ones in place.  Whatever is asynchronous is
+Small leaves travel in one packed buffer, large ones in place; when every rank has a consolidated
+tree, their buffers are reduced as they are.  Whatever is asynchronous is
 *started* on the calling thread, so collectives of one group keep their order; only waiting
 and writing back go on in the background.
 """
@@ -26,6 +27,7 @@ from . import composite
 from .agreement import Round, agree, round_of, taken_in
 from .describe import Described
 from .endpoint import Known, Taken
+from .one_buffer import written
 from .packing import Stage
 from .pending import Pending
 from .receive import unwritable
@@ -311,13 +313,21 @@ def _start(
     if taken is not None:
         error = _irreducible(taken, how, keep)
     ours = None if taken is None or error is not None else taken.entry
-    described, entry, _ = agree(round_, None if taken is None else taken.described, ours, error)
+    buffer = None if ours is None or taken is None else _reducible_buffer(taken)
+    mine = None if taken is None else taken.described
+    agreed = agree(round_, mine, ours, error, one_buffer=buffer is not None)
     assert taken is not None
-    stage, packed = taken.stage, taken.packed
-    if entry is not taken.entry:
-        taken.entry.give_back(stage)
-        stage, packed = entry.stage(), False
+    described, entry = agreed.described, agreed.entry
     running = _Running()
+    if agreed.one_buffer and buffer is not None:
+        lumps = _buffer_lumps(buffer, entry, how, keep and in_place)
+        _begin(round_, running, lumps, how, begin, bucket_bytes)
+        return lambda: _finish(round_, running, how, keep, lambda: written(described.parts))
+    stage, packed = taken.stage, taken.packed
+    if entry is not taken.entry or stage is None:
+        if stage is not None:
+            taken.entry.give_back(stage)
+        stage, packed = entry.stage(), False
     large = _large_lumps(entry, described, how, keep and in_place)
     _begin(round_, running, large, how, begin, bucket_bytes)
     if not packed:  # while the large ones are under way
@@ -325,21 +335,29 @@ def _start(
     _begin(round_, running, _packed_lumps(stage, how), how, begin, bucket_bytes)
 
     def finish() -> None:
-        for work in running.works:
-            round_.wait(work, "payload")
-        if keep:
-            with torch.no_grad():
-                for lump in running.lumps:
-                    x = lump.tensor
-                    if how.average and lump.dtype is not torch.bool:
-                        n = round_.transport.size
-                        exact = x.dtype.is_floating_point or x.dtype.is_complex
-                        x = x.div_(n) if exact else x.div_(n, rounding_mode="trunc")
-                    lump.back(x)
-                stage.unpack_into(described.parts)
+        _finish(round_, running, how, keep, lambda: stage.unpack_into(described.parts))
         entry.give_back(stage)
 
     return finish
+
+
+def _finish(
+    round_: Round, running: _Running, how: _Reduction, keep: bool, unpack: Callable[[], None]
+) -> None:
+    """Wait for a reduction, and write the result where it is kept."""
+    for work in running.works:
+        round_.wait(work, "payload")
+    if not keep:
+        return
+    with torch.no_grad():
+        for lump in running.lumps:
+            x = lump.tensor
+            if how.average and lump.dtype is not torch.bool:
+                n = round_.transport.size
+                exact = x.dtype.is_floating_point or x.dtype.is_complex
+                x = x.div_(n) if exact else x.div_(n, rounding_mode="trunc")
+            lump.back(x)
+        unpack()
 
 
 def _begin(
@@ -384,15 +402,38 @@ def _irreducible(taken: Taken, how: _Reduction, keep: bool) -> Exception | None:
 def _packed_lumps(stage: Stage, how: _Reduction) -> list[_Lump]:
     """One lump per dtype of the packed message."""
     buffer = stage.message()
-    out = []
-    for dtype, start, stop in stage.packing.spans():
-        typed = buffer[start:stop].view(dtype)
-        via = how.via(dtype)
-        if via is dtype:
-            out.append(_Lump(_real(typed), dtype, lambda x: None))
-        else:
-            out.append(_Lump(_real(typed.to(via)), dtype, _copier(typed, via)))
-    return out
+    spans = stage.packing.spans()
+    return [_lump(buffer[start:stop].view(dtype), how) for dtype, start, stop in spans]
+
+
+def _reducible_buffer(taken: Taken) -> Tensor | None:
+    """The buffer of a consolidated tree, where reducing it as it is pays.
+
+    Ranks with equal schemas come to the same result, but for what is true of their memory alone.
+    """
+    plan = taken.entry.whole().packing.one_buffer if taken.buffer is not None else None
+    if plan is None or taken.buffer is None or taken.buffer.is_inference():
+        return None  # memory made in inference mode cannot be written outside of it
+    return taken.buffer if plan.has_few_runs() else None
+
+
+def _buffer_lumps(buffer: Tensor, entry: Known, how: _Reduction, in_place: bool) -> list[_Lump]:
+    """One lump per run of a dtype: the tree's own memory, or a copy where that must not change.
+
+    What lies between leaves is reduced with them; nobody reads it.
+    """
+    plan = entry.whole().packing.one_buffer
+    assert plan is not None
+    runs = [buffer[start:stop].view(dtype) for dtype, start, stop in plan.runs()]
+    return [_lump(run, how, in_place) for run in runs]
+
+
+def _lump(typed: Tensor, how: _Reduction, in_place: bool = True) -> _Lump:
+    dtype = typed.dtype
+    via = how.via(dtype)
+    if via is dtype and in_place:
+        return _Lump(_real(typed), dtype, lambda x: None)
+    return _Lump(_real(typed.to(via, copy=True)), dtype, _copier(typed, via))
 
 
 def _large_lumps(

@@ -401,7 +401,7 @@ def differences(
 ) -> list[tuple[Any, str]]:
     """Every path at which two structures differ, with what each side has there.
 
-    The order of keys, devices, memory formats, gradients and names do not count.
+    The order of keys, devices, locks, memory formats, gradients and names do not count.
 
     >>> differences(Schema(["dense"], [{}], [False], [["a"]], ["v"], values=["non_tensor"]),
     ...             Schema(["dense"], [{}], [False], [[]], [""]))
@@ -474,8 +474,6 @@ def _descriptions(schema: Schema) -> dict[Path, str]:
             extra = _structure(header)
             if extra:
                 text += f" {_dumps(extra)}"
-            if schema.locked[place.node]:
-                text += ", locked"
         elif place.letter == VALUE:
             kind = schema.values[place.first]
             text = "non-tensor value" if kind in _PLAIN_VALUES else f"value of kind {kind[:40]!r}"

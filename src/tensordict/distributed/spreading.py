@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from .agreement import Round, agree, confirm, described_in, round_of
 from .describe import Described, decode_values, encode_values
 from .endpoint import Known, learn
 from .packing import PACK_BELOW, Stage, sendable
-from .receive import New
+from .receive import Landing, New
 from .refusal import decode_error, encode_error
 from .transport import Transport, Work, bytes_tensor, group_rank
 from .wire import Header, Kind
@@ -64,27 +65,29 @@ def broadcast(
 def _broadcast_from(round_: Round, source: int, td: Node | None) -> None:
     error: Exception | None = None
     entry = described = None
+    buffer: Tensor | None = None
     values = b""
     try:
         if not isinstance(td, Node):
             raise TypeError(f"Cannot broadcast a {type(td).__name__}. Expected a tensordict.")
         described, entry = round_.endpoint.describe(td, pack_below=PACK_BELOW)
+        buffer = entry.buffer_under(td, described)
+        form = entry if buffer is None else entry.whole()
         values = _values_of(described, entry)
         body = entry.data
         header = Header(
             Kind.DATA,
             schema_nbytes=len(body),
-            payload_nbytes=entry.packing.nbytes + len(values),
+            payload_nbytes=form.packing.nbytes + len(values),
             digest=entry.digest,
+            one_buffer=buffer is not None,
         )
     except Exception as caught:
         error = caught
         body = encode_error(caught, wire.EAGER_ROOM)
         header = Header(Kind.ERROR, schema_nbytes=len(body))
     fits = len(body) <= wire.EAGER_ROOM
-    header = Header(
-        header.kind, header.schema_nbytes, header.payload_nbytes, header.digest, inline_schema=fits
-    )
+    header = replace(header, inline_schema=fits)
     _spread(round_, source, bytes_tensor(wire.eager_frame(header, body if fits else b"")))
     if error is not None:
         raise error
@@ -92,11 +95,14 @@ def _broadcast_from(round_: Round, source: int, td: Node | None) -> None:
     if not fits:
         _spread(round_, source, bytes_tensor(bytearray(body)))
     confirm(round_, entry, None)
+    if buffer is not None:
+        _spread_payload(round_, source, [buffer, _padded(values, len(values))])
+        return
     with _staged(entry) as stage:
         message = _pack(stage, described, values)
         devices = round_.transport.capabilities.devices
         parts = [sendable(described.parts[i], devices) for i in entry.packing.large]
-        _spread_payload(round_, source, message, parts)
+        _spread_payload(round_, source, [message, *parts])
 
 
 def _broadcast_to(round_: Round, source: int, device: torch.device | None) -> Node:
@@ -114,6 +120,8 @@ def _broadcast_to(round_: Round, source: int, device: torch.device | None) -> No
         entry = round_.endpoint.catalogue.find(header.digest)
         if entry is None:
             entry = round_.endpoint.catalogue.add(learn(text, header.digest, round_.limits))
+        if header.one_buffer:
+            entry = entry.whole()
         values_nbytes = header.payload_nbytes - entry.packing.nbytes
         if values_nbytes < 0 or (values_nbytes > 0) != bool(entry.schema.values):
             raise WireError("the payload does not fit the schema", 16)
@@ -128,7 +136,8 @@ def _broadcast_to(round_: Round, source: int, device: torch.device | None) -> No
     confirm(round_, entry, error)
     assert entry is not None
     landing = New(device, locks=False).landing(entry, values_nbytes)
-    _spread_payload(round_, source, landing.packed, landing.large)
+    messages = entry.packing.messages(landing.packed)
+    _spread_payload(round_, source, [*messages, *landing.large])
     landing.prepare()
     return landing.commit(_read_values(entry, landing.packed))
 
@@ -147,8 +156,8 @@ def _spread(round_: Round, source: int, tensor: Tensor) -> None:
     round_.wait(round_.start(begin, "agree"), "agree")
 
 
-def _spread_payload(round_: Round, source: int, packed: Tensor, large: list[Tensor]) -> None:
-    tensors = ([packed] if packed.numel() else []) + [_as_bytes(x) for x in large]
+def _spread_payload(round_: Round, source: int, messages: Sequence[Tensor]) -> None:
+    tensors = [_as_bytes(x) for x in messages if x.numel()]
     works = [
         round_.start(partial(round_.transport.broadcast, x, source), "payload") for x in tensors
     ]
@@ -192,6 +201,10 @@ class _staged:
             self._entry.give_back(self._stage)
 
 
+def _padded(values: bytes, room: int) -> Tensor:
+    return bytes_tensor(bytearray(values.ljust(room, b"\0")))
+
+
 def _pack(stage: Stage, described: Described, values: bytes, room: int | None = None) -> Tensor:
     message = stage.message(len(values) if room is None else room)
     stage.pack(described.parts)
@@ -229,37 +242,49 @@ def all_gather(
     """
     round_ = round_of("all_gather", group, transport, timeout)
     described, entry, error = described_in(round_, td)
-    values = b""
+    values, buffer = b"", None
     if entry is not None:
         try:
             assert described is not None
             values = _values_of(described, entry)
+            buffer = entry.buffer_under(td, described)
             if any(c.kind == composite.DTENSOR for c in entry.schema.composites):
                 raise TransferError("Cannot all_gather shards of distributed tensors.")
         except TransferError as caught:
             entry, error = None, caught
     total = 0 if entry is None else entry.packing.nbytes + len(values)
-    described, entry, totals = agree(round_, described, entry, error, total)
-    room = max(totals) - entry.packing.nbytes
-    landings = [New(locks=False).landing(entry, room) for _ in totals]
-    with _staged(entry) as stage:
-        message = _pack(stage, described, values, room)
-        devices = round_.transport.capabilities.devices
-        mine = [sendable(described.parts[i], devices) for i in entry.packing.large]
-        outs = [landing.messages() for landing in landings]
-        if message.numel():
-            mine.append(message)
-        works = []
-        for k, x in enumerate(mine):
-            out = [_as_bytes(messages[k]) for messages in outs]
-            works += _gather_one(round_, out, _as_bytes(x))
-        for work in works:
-            round_.wait(work, "payload")
+    agreed = agree(round_, described, entry, error, total, one_buffer=buffer is not None)
+    room = max(agreed.totals) - agreed.entry.packing.nbytes
+    entry = agreed.entry
+    if agreed.one_buffer and buffer is not None:
+        entry = entry.whole()
+        mine = [x for x in (buffer, _padded(values, room)) if x.numel()]
+        landings = [New(locks=False).landing(entry, room) for _ in agreed.totals]
+        _gather_all(round_, landings, mine)
+    else:
+        landings = [New(locks=False).landing(entry, room) for _ in agreed.totals]
+        with _staged(entry) as stage:
+            message = _pack(stage, agreed.described, values, room)
+            devices = round_.transport.capabilities.devices
+            parts = agreed.described.parts
+            mine = [sendable(parts[i], devices) for i in entry.packing.large]
+            _gather_all(round_, landings, [*mine, *entry.packing.messages(message)])
     result = []
     for landing in landings:
         landing.prepare()
         result.append(landing.commit(_read_values(entry, landing.packed)))
     return result
+
+
+def _gather_all(round_: Round, landings: Sequence[Landing], mine: Sequence[Tensor]) -> None:
+    """Give every rank the messages of all."""
+    outs = [landing.messages() for landing in landings]
+    works = []
+    for k, x in enumerate(mine):
+        out = [_as_bytes(messages[k]) for messages in outs]
+        works += _gather_one(round_, out, _as_bytes(x))
+    for work in works:
+        round_.wait(work, "payload")
 
 
 def _gather_one(round_: Round, out: list[Tensor], x: Tensor) -> list[Work]:

@@ -45,9 +45,10 @@ _COMPRESSED: Final = 1 << 2
 _DELTA: Final = 1 << 3
 _LAST: Final = 1 << 4
 _STRICT: Final = 1 << 5
+_ONE_BUFFER: Final = 1 << 6
 _CHECKSUM_SHIFT: Final = 8
 _KIND_SHIFT: Final = 12
-_KNOWN: Final = 0b0011_1011  # compression has a bit, and no algorithm yet
+_KNOWN: Final = 0b0111_1011  # compression has a bit, and no algorithm yet
 
 
 class Kind(enum.IntEnum):
@@ -99,6 +100,7 @@ class Header:
 
     ``schema_nbytes`` and ``payload_nbytes`` are those of the whole schema and payload,
     wherever they travel; for answers and errors ``schema_nbytes`` is the body's length.
+    ``one_buffer`` says that the payload is the buffer of a consolidated tree.
 
     >>> parse_header(Header(Kind.DATA, payload_nbytes=12).pack()).payload_nbytes
     12
@@ -117,6 +119,7 @@ class Header:
     payload_sum: int = 0
     sequence: int = 0
     version: int = 0
+    one_buffer: bool = False
 
     def pack(self) -> bytes:
         """The 64 bytes of this header."""
@@ -126,6 +129,7 @@ class Header:
             | (_DELTA if self.delta else 0)
             | (_LAST if self.last else 0)
             | (_STRICT if self.strict else 0)
+            | (_ONE_BUFFER if self.one_buffer else 0)
             | self.checksum << _CHECKSUM_SHIFT
             | self.kind << _KIND_SHIFT
         )
@@ -191,6 +195,7 @@ def parse_header(data: bytes | memoryview) -> Header:
         payload_sum=total,
         sequence=sequence,
         version=version,
+        one_buffer=bool(flags & _ONE_BUFFER),
     )
 
 

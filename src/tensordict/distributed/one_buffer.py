@@ -1,0 +1,252 @@
+"""Where the parts of a schema lie in the buffer of a consolidated tree, so that it travels as it is.
+
+The offsets follow from the dtypes, shapes, ties and alignment of the schema by the one rule of
+`storage.buffer.BufferLayout`; they are never sent.  A tree whose leaves no longer lie where its
+buffer has them (``leaf.data = other``) is packed like any other: `lies_in` looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..core.lock import Origin, set_origin
+from ..core.node import Node
+from ..core.traverse import leaves
+from ..storage.buffer import BufferLayout, layout_from, views
+from ..storage.consolidate import KIND, buffer_of, packing_of
+from ..storage.packing import Packing as StoragePacking
+from .schema import NODE, VALUE, Schema
+
+# With more runs of one dtype than this, packing by dtype beats one message a run.
+_MAX_RUNS: Final = 4
+_MAX_ALIGNMENT: Final = 1 << 16  # of a schema
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a buffer falls into the parts of one dtype.
+
+    Attributes:
+        dtype: what the buffer is viewed as.
+        lengths: elements of a gap, a part, a gap, a part, ..., a gap.
+        parts: those parts.
+        shapes: of each; None when all have one dimension.
+    """
+
+    dtype: torch.dtype
+    lengths: tuple[int, ...]
+    parts: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class OneBuffer:
+    """The layout of a buffer, seen from the parts of a schema.
+
+    Attributes:
+        layout: of the parts that are not ties, in the order of the tree: depth first, each
+            node where its key stands.
+        order: all parts in that order.
+        slots: for each of ``order`` its place in the layout; None when there are no ties.
+        offsets: the first byte of each part, -1 for one without elements.
+        cuts: how `take_apart` cuts the buffer, once for each dtype.
+    """
+
+    layout: BufferLayout
+    order: tuple[int, ...]
+    slots: tuple[int, ...] | None
+    offsets: tuple[int, ...]
+    cuts: tuple[Cut, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return self.layout.total_nbytes
+
+    def views(self, buffer: Tensor) -> tuple[list[int], list[Tensor]]:
+        """The parts that are not ties, and a view of a buffer for each."""
+        return _stored(self.order, self.slots), views(buffer, self.layout)
+
+    def take_apart(self, buffer: Tensor, parts: list[Any]) -> None:
+        """Put tensors that share the memory of a fresh buffer in the places of ``parts``.
+
+        They are not views of each other for autograd, as in `packing.take_apart`.
+        """
+        for cut in self.cuts:
+            pieces = torch.unsafe_split_with_sizes(buffer.view(cut.dtype), cut.lengths)[1::2]
+            if cut.shapes is not None:
+                pieces = tuple(piece.view(s) for piece, s in zip(pieces, cut.shapes))
+            for i, piece in zip(cut.parts, pieces):
+                parts[i] = piece
+
+    def runs(self) -> list[tuple[torch.dtype, int, int]]:
+        """The first byte and the end of each run of parts of one dtype."""
+        out: list[tuple[torch.dtype, int, int]] = []
+        layout = self.layout
+        for dtype, offset, nbytes in zip(layout.dtypes, layout.offsets, layout.nbytes):
+            if not nbytes:
+                continue
+            if out and out[-1][0] is dtype:
+                out[-1] = dtype, out[-1][1], offset + nbytes
+            else:
+                out.append((dtype, offset, offset + nbytes))
+        return out
+
+    def has_few_runs(self) -> bool:
+        """Whether a reduction of the buffer itself takes few messages."""
+        return len(self.runs()) <= _MAX_RUNS
+
+
+def plan_one_buffer(schema: Schema) -> OneBuffer:
+    """The layout that the buffer of a consolidated tree of this schema has.
+
+    Raises:
+        EntryTypeError: a part of a dtype that cannot lie in a buffer.
+
+    >>> from .describe import describe
+    >>> from tensordict import TensorDict
+    >>> td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(2)}, "c": torch.zeros(1)})
+    >>> plan = plan_one_buffer(describe(td).schema)  # parts: a, c, b
+    >>> plan.order, plan.offsets, plan.nbytes
+    ((0, 2, 1), (0, 128, 64), 192)
+    """
+    order = _tree_order(schema)
+    place: dict[int, int] = {}
+    slots = [place.setdefault(schema.ties.get(i, i), len(place)) for i in order]
+    dtypes, shapes = schema.dtypes, schema.shapes
+    layout = layout_from([dtypes[i] for i in place], [shapes[i] for i in place], schema.alignment)
+    offsets = [-1] * len(order)
+    for i, k in zip(order, slots):
+        if layout.nbytes[k]:
+            offsets[i] = layout.offsets[k]
+    tied = len(place) < len(order)
+    return OneBuffer(
+        layout,
+        tuple(order),
+        tuple(slots) if tied else None,
+        tuple(offsets),
+        _cuts(layout, tuple(place)),
+    )
+
+
+def _tree_order(schema: Schema) -> list[int]:
+    """The parts in the order of the tree; a schema numbers those of a node before those below."""
+    if not any(NODE in letters for letters in schema.entries):
+        return list(range(len(schema.dtypes)))
+    rows = []
+    wholes = iter(schema.composites)
+    part = 0
+    for letters in schema.entries:
+        row: list[range | None] = []
+        for letter in letters:
+            if letter == NODE:
+                row.append(None)
+            elif letter != VALUE:
+                n = 1 if letter == "t" else next(wholes).n
+                row.append(range(part, part + n))
+                part += n
+        rows.append(iter(row))
+    nodes = iter(rows)  # depth first is the order in which nodes are numbered
+    coming, out = [next(nodes)], list[int]()
+    while coming:
+        for item in coming[-1]:
+            if item is None:
+                coming.append(next(nodes))
+                break
+            out += item
+        else:
+            coming.pop()
+    return out
+
+
+def _stored(order: Sequence[int], slots: Sequence[int] | None) -> list[int]:
+    """The part at each place of a layout."""
+    if slots is None:
+        return list(order)
+    first: dict[int, int] = {}
+    for i, k in zip(order, slots):
+        first.setdefault(k, i)
+    return list(first.values())
+
+
+def _cuts(layout: BufferLayout, parts: Sequence[int]) -> tuple[Cut, ...]:
+    places: dict[torch.dtype, list[int]] = {}
+    for k, dtype in enumerate(layout.dtypes):
+        places.setdefault(dtype, []).append(k)
+    out = []
+    for dtype, ks in places.items():
+        lengths, end, size = list[int](), 0, dtype.itemsize
+        for k in ks:
+            lengths += [(layout.offsets[k] - end) // size, layout.nbytes[k] // size]
+            end = layout.offsets[k] + layout.nbytes[k]
+        lengths.append((layout.total_nbytes - end) // size)
+        shapes = tuple(layout.shapes[k] for k in ks)
+        flat = all(len(shape) == 1 for shape in shapes)
+        indices = tuple(parts[k] for k in ks)
+        out.append(Cut(dtype, tuple(lengths), indices, None if flat else shapes))
+    return tuple(out)
+
+
+def host_buffer_of(node: Node) -> Tensor | None:
+    """The buffer of a consolidated tree, if it lies in host memory."""
+    buffer = buffer_of(node)
+    if buffer is None or buffer.device.type != "cpu" or type(buffer) is not Tensor:
+        return None
+    plain = buffer.dtype is torch.uint8 and buffer.dim() == 1 and buffer.is_contiguous()
+    return buffer if plain and packing_of(node).layout.alignment < _MAX_ALIGNMENT else None
+
+
+def alignment_of(node: Node) -> int:
+    """The alignment of the buffer of a consolidated tree."""
+    return packing_of(node).layout.alignment
+
+
+def lies_in(
+    buffer: Tensor, parts: Sequence[Tensor], pointers: Sequence[int], plan: OneBuffer
+) -> bool:
+    """Whether each part is, element for element, what the buffer has at its offset.
+
+    Dtypes and shapes are those of the plan's schema already.
+    """
+    if buffer.numel() < plan.nbytes:
+        return False
+    base = buffer.data_ptr()
+    return (
+        pointers == [base + at if at >= 0 else 0 for at in plan.offsets]
+        and False not in [x.is_contiguous() for x in parts]
+        and True not in [x.is_neg() for x in parts]
+        and not any(x.is_conj() for x in parts if x.dtype.is_complex)
+    )
+
+
+def written(parts: Sequence[Tensor]) -> None:
+    """Tell autograd that parts were written through their buffer."""
+    torch.autograd.graph.increment_version(parts)
+
+
+def left_buffer(node: Node) -> None:
+    """Note that leaves of a tree were replaced: it is not what its buffer holds any more."""
+    state = node._lock
+    if state is not None and buffer_of(node) is not None:
+        state.origin = None
+
+
+def consolidated(node: Node, plan: OneBuffer, buffer: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Record that a new tree lies in one buffer; returns whether it does, leaf by leaf.
+
+    Args:
+        node: the tree, locked.
+        plan: where its leaves lie.
+        buffer: uint8 ``[plan.nbytes]``.
+        parts: its leaves, in the order of the schema.
+    """
+    mine = leaves(node)
+    if len(mine) != len(parts) or any(x is not parts[i] for x, i in zip(mine, plan.order)):
+        return False  # a kind of node that collects its leaves in another order
+    set_origin(node, Origin(KIND, buffer, StoragePacking(plan.layout, plan.slots)))
+    return True
