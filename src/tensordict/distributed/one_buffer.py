@@ -2,12 +2,13 @@
 
 The offsets follow from the dtypes, shapes, ties and alignment of the schema by the one rule of
 `storage.buffer.BufferLayout`; they are never sent.  A tree whose leaves no longer lie where its
-buffer has them (``leaf.data = other``) is packed like any other: `lies_in` looks.
+buffer has them (``leaf.data = other``) is packed like any other: `OneBuffer.holds` looks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,13 +34,15 @@ class Cut:
 
     Attributes:
         dtype: what the buffer is viewed as.
-        lengths: elements of a gap, a part, a gap, a part, ..., a gap.
-        parts: those parts.
+        lengths: elements of each piece: parts, and what lies between them.
+        pick: takes the parts out of the pieces.
+        parts: their indices.
         shapes: of each; None when all have one dimension.
     """
 
     dtype: torch.dtype
-    lengths: tuple[int, ...]
+    lengths: list[int]
+    pick: Callable[[Any], Sequence[Tensor]]
     parts: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...] | None
 
@@ -63,6 +66,28 @@ class OneBuffer:
     offsets: tuple[int, ...]
     cuts: tuple[Cut, ...]
 
+    def addresses(self, buffer: Tensor) -> list[int]:
+        """Where each part lies in a buffer; 0 for one without elements."""
+        base = buffer.data_ptr()
+        return [base + at if at >= 0 else 0 for at in self.offsets]
+
+    def holds(self, parts: Sequence[Tensor], *, seen: bool) -> bool:
+        """Whether parts that start where a buffer has them are what it has there.
+
+        Their dtypes and shapes are those of the schema already.
+
+        Args:
+            parts: all of them.
+            seen: whether they have been looked at before.  A leaf gets a negative bit without
+                getting another address by torch's private functions only.
+        """
+        if False in map(Tensor.is_contiguous, parts):
+            return False
+        if not seen and True in map(Tensor.is_neg, parts):
+            return False
+        complex_ = any(cut.dtype.is_complex for cut in self.cuts)
+        return not (complex_ and True in map(Tensor.is_conj, parts))
+
     @property
     def nbytes(self) -> int:
         """Bytes of the buffer."""
@@ -78,9 +103,9 @@ class OneBuffer:
         They are not views of each other for autograd, as in `packing.take_apart`.
         """
         for cut in self.cuts:
-            pieces = torch.unsafe_split_with_sizes(buffer.view(cut.dtype), cut.lengths)[1::2]
+            pieces = cut.pick(torch.unsafe_split_with_sizes(buffer.view(cut.dtype), cut.lengths))
             if cut.shapes is not None:
-                pieces = tuple(piece.view(s) for piece, s in zip(pieces, cut.shapes))
+                pieces = [piece.view(shape) for piece, shape in zip(pieces, cut.shapes)]
             for i, piece in zip(cut.parts, pieces):
                 parts[i] = piece
 
@@ -180,16 +205,28 @@ def _cuts(layout: BufferLayout, parts: Sequence[int]) -> tuple[Cut, ...]:
         places.setdefault(dtype, []).append(k)
     out = []
     for dtype, ks in places.items():
-        lengths, end, size = list[int](), 0, dtype.itemsize
+        lengths, where, end, size = list[int](), list[int](), 0, dtype.itemsize
         for k in ks:
-            lengths += [(layout.offsets[k] - end) // size, layout.nbytes[k] // size]
+            gap = layout.offsets[k] - end
+            if gap:
+                lengths.append(gap // size)
+            where.append(len(lengths))
+            lengths.append(layout.nbytes[k] // size)
             end = layout.offsets[k] + layout.nbytes[k]
         lengths.append((layout.total_nbytes - end) // size)
         shapes = tuple(layout.shapes[k] for k in ks)
         flat = all(len(shape) == 1 for shape in shapes)
         indices = tuple(parts[k] for k in ks)
-        out.append(Cut(dtype, tuple(lengths), indices, None if flat else shapes))
+        out.append(Cut(dtype, lengths, _picker(where), indices, None if flat else shapes))
     return tuple(out)
+
+
+def _picker(where: list[int]) -> Callable[[Any], Sequence[Tensor]]:
+    first, step = where[0], where[1] - where[0] if len(where) > 1 else 1
+    regular = slice(first, where[-1] + 1, step)
+    if where == list(range(first, where[-1] + 1, step)):
+        return operator.itemgetter(regular)
+    return operator.itemgetter(*where)
 
 
 def host_buffer_of(node: Node) -> Tensor | None:
@@ -204,24 +241,6 @@ def host_buffer_of(node: Node) -> Tensor | None:
 def alignment_of(node: Node) -> int:
     """The alignment of the buffer of a consolidated tree."""
     return packing_of(node).layout.alignment
-
-
-def lies_in(
-    buffer: Tensor, parts: Sequence[Tensor], pointers: Sequence[int], plan: OneBuffer
-) -> bool:
-    """Whether each part is, element for element, what the buffer has at its offset.
-
-    Dtypes and shapes are those of the plan's schema already.
-    """
-    if buffer.numel() < plan.nbytes:
-        return False
-    base = buffer.data_ptr()
-    return (
-        pointers == [base + at if at >= 0 else 0 for at in plan.offsets]
-        and False not in [x.is_contiguous() for x in parts]
-        and True not in [x.is_neg() for x in parts]
-        and not any(x.is_conj() for x in parts if x.dtype.is_complex)
-    )
 
 
 def written(parts: Sequence[Tensor]) -> None:
@@ -246,7 +265,8 @@ def consolidated(node: Node, plan: OneBuffer, buffer: Tensor, parts: Sequence[Te
         parts: its leaves, in the order of the schema.
     """
     mine = leaves(node)
-    if len(mine) != len(parts) or any(x is not parts[i] for x, i in zip(mine, plan.order)):
+    meant = map(parts.__getitem__, plan.order)
+    if len(mine) != len(parts) or not all(map(operator.is_, mine, meant)):
         return False  # a kind of node that collects its leaves in another order
     set_origin(node, Origin(KIND, buffer, StoragePacking(plan.layout, plan.slots)))
     return True
