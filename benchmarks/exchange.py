@@ -55,6 +55,11 @@ BARS = {
     ("1 MiB in 10,000", "into"): 30,
     ("1 MiB in 10,000", "cold"): 60,
     ("1 MiB in 10,000", "all_reduce"): 18,
+    ("1 MiB in 1,000", "consolidated new"): None,
+    ("1 MiB in 1,000", "consolidated all_reduce"): None,
+    ("1 MiB in 10,000", "consolidated new"): None,
+    ("1 MiB in 10,000", "consolidated all_reduce"): None,
+    ("64 MiB in 100", "consolidated new"): None,
     ("64 MiB in 100", "new"): 1.05,
     ("64 MiB in 100", "in place"): 1.05,
     ("64 MiB in 100", "into"): None,
@@ -95,6 +100,8 @@ def flat_send(nbytes: int, rank: int) -> Callable[[], None]:
 
 def form(name: str, td: TensorDict, rank: int) -> Callable[[], Any]:
     """One exchange of a tensordict in the form of a row."""
+    if name.startswith("consolidated "):
+        return form(name.removeprefix("consolidated "), td.consolidate(), rank)
     out = td.clone()
     ack = torch.zeros(64, dtype=torch.uint8)
 
@@ -176,7 +183,7 @@ def measure(rank: int, size: int, rounds: int, collect: bool, only: str) -> list
         nbytes = sum(x.nbytes for x in td.values())
         data = torch.zeros(nbytes // 4)
         base = flat_send(nbytes, rank)
-        if name == "all_reduce":
+        if name.endswith("all_reduce"):
             base = lambda data=data: dist.all_reduce(data)  # noqa: E731
         n = max(3, rounds // 2) if nbytes > 8 * MIB else rounds
         flat, ours = best_of(base, form(name, td, rank), n)
@@ -213,7 +220,7 @@ def main() -> None:
                 print(json.dumps(row))
                 continue
             print(
-                f"{row['row']:28} {row['form']:10} gc {'on ' if collect else 'off'} "
+                f"{row['row']:28} {row['form']:23} gc {'on ' if collect else 'off'} "
                 f"{row['flat_ms']:8.2f} ms flat {row['ms']:8.2f} ms "
                 f"{row['ratio']:6.2f}x" + (f" (bar {row['bar']}x)" if row["bar"] else "")
             )

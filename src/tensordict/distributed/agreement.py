@@ -23,7 +23,7 @@ from .endpoint import Endpoint, Known, Taken, endpoint_of
 from .packing import PACK_BELOW
 from .receive import reordered
 from .refusal import decode_error, encode_error
-from .schema import Schema, decode, differences, tie_differences
+from .schema import Schema, decode, differences, tie_differences, unlocked
 from .transport import TorchTransport, Transport, Work, bytes_tensor
 from .wire import Header, Kind, Limits
 
@@ -262,11 +262,14 @@ def _compared(round_: Round, headers: list[Header], bodies: list[bytes]) -> list
     for rank, h in enumerate(headers):
         if h.digest not in seen:
             seen.add(h.digest)
-            if alike(schemas[0], schemas[rank]):
+            first, other = schemas[0], schemas[rank]
+            if headers[0].one_buffer or h.one_buffer:
+                first, other = unlocked(first), unlocked(other)
+            if alike(first, other) and first.locked == other.locked:
                 continue
             sides = f"on {names[0]}", f"on {names[rank]}"
-            rows += differences(schemas[0], schemas[rank], *sides)
-            rows += tie_differences(schemas[0], schemas[rank], *sides)
+            rows += differences(first, other, *sides)
+            rows += tie_differences(first, other, *sides)
     if not rows:
         return schemas
     n = len(rows)

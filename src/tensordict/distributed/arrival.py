@@ -54,7 +54,10 @@ class Cast(New):
         error = super().mismatch(entry, link)
         if error is not None or self._into is None:
             return error
-        return self._into.refusal(after_cast(entry.schema, self.policy), link)
+        one_buffer = entry.packing.one_buffer is not None
+        return self._into.refusal(
+            after_cast(entry.schema, self.policy), link, one_buffer=one_buffer
+        )
 
     def finish(self, td: Any, out: Any, device: torch.device | None) -> Any:
         """What the caller gets of what has arrived: one tensordict, or a list of them.

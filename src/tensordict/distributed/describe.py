@@ -328,7 +328,7 @@ def equal(a: Schema, b: Schema) -> bool:
 
 
 def alike(a: Schema, b: Schema) -> bool:
-    """Whether two schemas have equal parts and values in one order: all that counts is equal.
+    """Whether two schemas have equal parts and values in one order; only locks may differ.
 
     False says nothing: `schema.differences` and `receive.reordered` look at each path.
     """

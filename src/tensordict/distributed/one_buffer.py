@@ -23,8 +23,6 @@ from ..storage.consolidate import KIND, buffer_of, packing_of
 from ..storage.packing import Packing as StoragePacking
 from .schema import NODE, VALUE, Schema
 
-# With more runs of one dtype than this, packing by dtype beats one message a run.
-_MAX_RUNS: Final = 4
 _MAX_ALIGNMENT: Final = 1 << 16  # of a schema
 
 
@@ -58,6 +56,7 @@ class OneBuffer:
         slots: for each of ``order`` its place in the layout; None when there are no ties.
         offsets: the first byte of each part, -1 for one without elements.
         cuts: how `take_apart` cuts the buffer, once for each dtype.
+        runs: the dtype, the first byte and the end of consecutive parts of one dtype.
     """
 
     layout: BufferLayout
@@ -65,6 +64,7 @@ class OneBuffer:
     slots: tuple[int, ...] | None
     offsets: tuple[int, ...]
     cuts: tuple[Cut, ...]
+    runs: list[tuple[torch.dtype, int, int]]
 
     def addresses(self, buffer: Tensor) -> list[int]:
         """Where each part lies in a buffer; 0 for one without elements."""
@@ -109,23 +109,6 @@ class OneBuffer:
             for i, piece in zip(cut.parts, pieces):
                 parts[i] = piece
 
-    def runs(self) -> list[tuple[torch.dtype, int, int]]:
-        """The first byte and the end of each run of parts of one dtype."""
-        out: list[tuple[torch.dtype, int, int]] = []
-        layout = self.layout
-        for dtype, offset, nbytes in zip(layout.dtypes, layout.offsets, layout.nbytes):
-            if not nbytes:
-                continue
-            if out and out[-1][0] is dtype:
-                out[-1] = dtype, out[-1][1], offset + nbytes
-            else:
-                out.append((dtype, offset, offset + nbytes))
-        return out
-
-    def has_few_runs(self) -> bool:
-        """Whether a reduction of the buffer itself takes few messages."""
-        return len(self.runs()) <= _MAX_RUNS
-
 
 def plan_one_buffer(schema: Schema) -> OneBuffer:
     """The layout that the buffer of a consolidated tree of this schema has.
@@ -156,6 +139,7 @@ def plan_one_buffer(schema: Schema) -> OneBuffer:
         tuple(slots) if tied else None,
         tuple(offsets),
         _cuts(layout, tuple(place)),
+        _runs(layout),
     )
 
 
@@ -219,6 +203,18 @@ def _cuts(layout: BufferLayout, parts: Sequence[int]) -> tuple[Cut, ...]:
         indices = tuple(parts[k] for k in ks)
         out.append(Cut(dtype, lengths, _picker(where), indices, None if flat else shapes))
     return tuple(out)
+
+
+def _runs(layout: BufferLayout) -> list[tuple[torch.dtype, int, int]]:
+    out: list[tuple[torch.dtype, int, int]] = []
+    for dtype, offset, nbytes in zip(layout.dtypes, layout.offsets, layout.nbytes):
+        if not nbytes:
+            continue
+        if out and out[-1][0] is dtype:
+            out[-1] = dtype, out[-1][1], offset + nbytes
+        else:
+            out.append((dtype, offset, offset + nbytes))
+    return out
 
 
 def _picker(where: list[int]) -> Callable[[Any], Sequence[Tensor]]:

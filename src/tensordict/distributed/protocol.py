@@ -265,7 +265,7 @@ def run_recv(request: Request, target: receive.Target) -> Any:
             _check_sizes(header, form, link.request.limits)
         except WireError as error:
             raise _refused(link, header, error) from None
-        found = target.mismatch(entry, link)
+        found = target.mismatch(form, link)
         if found is not None:
             if not header.strict:
                 _drain(link, header, form)

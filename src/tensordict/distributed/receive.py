@@ -20,13 +20,14 @@ from ..core.node import Node
 from ..core.registry import known_node, node_class
 from ..errors import SchemaMismatch, TransferError
 from ..storage.buffer import fill
+from ..storage.consolidate import buffer_of
 from . import composite
 from .describe import Described, alike, build, same_shapes
 from .endpoint import Known
 from .link import Link, Request
 from .one_buffer import consolidated, left_buffer, written
 from .packing import Stage, formatted, take_apart
-from .schema import COMPOSITE, NODE, TENSOR, VALUE, Composite, Schema, differences, places
+from .schema import COMPOSITE, NODE, TENSOR, VALUE, Composite, Schema, differences, places, unlocked
 
 # A guess that is wrong costs its memory, untouched, for the length of one exchange.
 _GUESS_BELOW: Final = 256 << 20
@@ -240,17 +241,25 @@ class Into:
 
     def mismatch(self, entry: Known, link: Link) -> Exception | None:
         """The error that lists every path that differs."""
-        assert self._entry is not None
-        # A schema that is known is one object, so that equal ones need no comparison.
-        return self.refusal(self._entry.schema if self._entry is entry else entry.schema, link)
+        return self.refusal(entry.schema, link, one_buffer=entry.packing.one_buffer is not None)
 
-    def refusal(self, sent: Schema, link: Link) -> Exception | None:
-        """The error that lists every path at which this tensordict is not of a structure."""
+    def refusal(self, sent: Schema, link: Link, *, one_buffer: bool = False) -> Exception | None:
+        """The error that lists every path at which this tensordict is not of a structure.
+
+        Args:
+            sent: the structure.
+            link: the two sides.
+            one_buffer: whether the sender's tree is consolidated.  Such trees are always locked,
+                which is then no difference.
+        """
         assert self._entry is not None
+        here = self._entry.schema
         rows: list[tuple[Any, str]] = []
-        if not alike(sent, self._entry.schema):
-            rows = differences(sent, self._entry.schema)
-            rows += _tied_here(sent, self._entry.schema)
+        if one_buffer or buffer_of(self.node) is not None:
+            sent, here = unlocked(sent), unlocked(here)
+        if not (alike(sent, here) and sent.locked == here.locked):
+            rows = differences(sent, here)
+            rows += _tied_here(sent, here)
         rows += self._unwritable
         if not rows:
             return None

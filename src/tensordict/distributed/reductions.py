@@ -59,6 +59,10 @@ _DIRECT: Final = {
 }
 
 
+# With more runs of one dtype in a buffer than this, packing by dtype beats one message a run.
+_MAX_RUNS: Final = 4
+
+
 @dataclass(slots=True)
 class _Reduction:
     """What is done to each element, in terms that every backend has."""
@@ -313,14 +317,15 @@ def _start(
     if taken is not None:
         error = _irreducible(taken, how, keep)
     ours = None if taken is None or error is not None else taken.entry
-    buffer = None if ours is None or taken is None else _reducible_buffer(taken)
+    buffer = None if ours is None or taken is None else _writable_buffer(taken)
     mine = None if taken is None else taken.described
     agreed = agree(round_, mine, ours, error, one_buffer=buffer is not None)
     assert taken is not None
     described, entry = agreed.described, agreed.entry
     running = _Running()
-    if agreed.one_buffer and buffer is not None:
-        lumps = _buffer_lumps(buffer, entry, how, keep and in_place)
+    runs = _runs(entry) if agreed.one_buffer else []
+    if runs and buffer is not None and len(runs) <= _MAX_RUNS:
+        lumps = _buffer_lumps(buffer, runs, how, keep and in_place)
         _begin(round_, running, lumps, how, begin, bucket_bytes)
         return lambda: _finish(round_, running, how, keep, lambda: written(described.parts))
     stage, packed = taken.stage, taken.packed
@@ -406,26 +411,27 @@ def _packed_lumps(stage: Stage, how: _Reduction) -> list[_Lump]:
     return [_lump(buffer[start:stop].view(dtype), how) for dtype, start, stop in spans]
 
 
-def _reducible_buffer(taken: Taken) -> Tensor | None:
-    """The buffer of a consolidated tree, where reducing it as it is pays.
-
-    Ranks with equal schemas come to the same result, but for what is true of their memory alone.
-    """
-    plan = taken.entry.whole().packing.one_buffer if taken.buffer is not None else None
-    if plan is None or taken.buffer is None or taken.buffer.is_inference():
-        return None  # memory made in inference mode cannot be written outside of it
-    return taken.buffer if plan.has_few_runs() else None
+def _writable_buffer(taken: Taken) -> Tensor | None:
+    """The buffer of a consolidated tree, unless torch would not write there."""
+    if taken.buffer is None or taken.buffer.is_inference():
+        return None
+    return taken.buffer
 
 
-def _buffer_lumps(buffer: Tensor, entry: Known, how: _Reduction, in_place: bool) -> list[_Lump]:
+def _runs(entry: Known) -> list[tuple[torch.dtype, int, int]]:
+    plan = entry.whole().packing.one_buffer
+    assert plan is not None
+    return plan.runs
+
+
+def _buffer_lumps(
+    buffer: Tensor, runs: list[tuple[torch.dtype, int, int]], how: _Reduction, in_place: bool
+) -> list[_Lump]:
     """One lump per run of a dtype: the tree's own memory, or a copy where that must not change.
 
     What lies between leaves is reduced with them; nobody reads it.
     """
-    plan = entry.whole().packing.one_buffer
-    assert plan is not None
-    runs = [buffer[start:stop].view(dtype) for dtype, start, stop in plan.runs()]
-    return [_lump(run, how, in_place) for run in runs]
+    return [_lump(buffer[start:stop].view(dtype), how, in_place) for dtype, start, stop in runs]
 
 
 def _lump(typed: Tensor, how: _Reduction, in_place: bool = True) -> _Lump:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -401,7 +401,7 @@ def differences(
 ) -> list[tuple[Any, str]]:
     """Every path at which two structures differ, with what each side has there.
 
-    The order of keys, devices, locks, memory formats, gradients and names do not count.
+    The order of keys, devices, memory formats, gradients and names do not count.
 
     >>> differences(Schema(["dense"], [{}], [False], [["a"]], ["v"], values=["non_tensor"]),
     ...             Schema(["dense"], [{}], [False], [[]], [""]))
@@ -419,6 +419,11 @@ def differences(
         (_shown(path), f"only {right}: {text}") for path, text in theirs.items() if path not in mine
     ]
     return out
+
+
+def unlocked(schema: Schema) -> Schema:
+    """The same structure without its locks, which do not count where a tree is consolidated."""
+    return replace(schema, locked=[False] * len(schema.locked))
 
 
 def tie_differences(a: Schema, b: Schema, left: str, right: str) -> list[tuple[Any, str]]:
@@ -474,6 +479,8 @@ def _descriptions(schema: Schema) -> dict[Path, str]:
             extra = _structure(header)
             if extra:
                 text += f" {_dumps(extra)}"
+            if schema.locked[place.node]:
+                text += ", locked"
         elif place.letter == VALUE:
             kind = schema.values[place.first]
             text = "non-tensor value" if kind in _PLAIN_VALUES else f"value of kind {kind[:40]!r}"
