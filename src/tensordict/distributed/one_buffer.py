@@ -226,8 +226,8 @@ def _picker(where: list[int]) -> Callable[[Any], Sequence[Tensor]]:
 
 
 def host_buffer_of(node: Node) -> Tensor | None:
-    """The buffer of a consolidated tree, if it lies in host memory."""
-    buffer = buffer_of(node)
+    """The buffer of a consolidated tree, if it lies in host memory; None for anything else."""
+    buffer = buffer_of(node) if isinstance(node, Node) else None
     if buffer is None or buffer.device.type != "cpu" or type(buffer) is not Tensor:
         return None
     plain = buffer.dtype is torch.uint8 and buffer.dim() == 1 and buffer.is_contiguous()
