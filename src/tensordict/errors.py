@@ -131,7 +131,8 @@ class _ExchangeError(TransferError):
 
     Attributes:
         peer: the rank at the other end, in the group; None when no single one is known.
-        stage: what was under way: ``"agree"``, ``"schema"``, ``"payload"`` or ``"commit"``.
+        stage: what was under way: ``"agree"``, ``"schema"``, ``"payload"`` or ``"commit"``;
+            ``"connect"`` for `Channel.reset`.
         bytes_done: bytes of payload that were through.
     """
 
@@ -149,7 +150,7 @@ class TransferTimeout(_ExchangeError, TimeoutError):
 
 
 class PeerLost(_ExchangeError, ConnectionError):
-    """The process at the other end is gone."""
+    """The other end is gone: its process, or the connection, which a timeout closes."""
 
 
 class ChannelClosed(TransferError):

@@ -277,7 +277,7 @@ class Link:
 
     def leave(self) -> None:
         """Do not wait for the last message to be taken; its memory stays for a while."""
-        _unclaimed.append(self._sent.pop())
+        _unclaimed.append((self._transport, self._sent.pop()))
         del _unclaimed[:-_KEEP]
 
     def answer(self, buffer: Tensor, work: Work, allowed: tuple[Kind, ...]) -> Kind:
@@ -323,7 +323,12 @@ class Link:
 
 _KEEP: Final = 64
 # Answers under way: their memory must stay until they are through.
-_unclaimed: list[Any] = []
+_unclaimed: list[tuple[Transport, Work]] = []
+
+
+def release(transport: Transport) -> None:
+    """Let go of what is under way on connections that nobody will use again."""
+    _unclaimed[:] = [pair for pair in _unclaimed if pair[0] is not transport]
 
 
 def payload_sum(kind: Checksum, messages: list[Tensor]) -> int:

@@ -88,6 +88,7 @@ class LoopbackGroup:
         self.given_up: set[int] = set()
         self._sends: dict[tuple[int, int, int], deque[_Half]] = {}
         self._recvs: dict[tuple[int, int, int], deque[_Half]] = {}
+        self._meetings: dict[tuple[str, frozenset[int]], list[LoopbackGroup]] = {}
         self._rounds: dict[int, dict[int, Tensor]] = {}
         self._turn = [0] * size
 
@@ -116,6 +117,29 @@ class LoopbackGroup:
         with self.changed:
             self.lost.add(rank)
             self.changed.notify_all()
+
+    def rejoin(self, key: str, rank: int, peer: int, timeout: float) -> LoopbackGroup:
+        """Wait for the peer to call it too; returns a new group, the same on both ends."""
+        meeting = key, frozenset((rank, peer))
+        end = time.monotonic() + timeout
+        with self.changed:
+            found = self._meetings.pop(meeting, None)
+            if found is not None:
+                fresh = LoopbackGroup(self.size, self.timeout)
+                fresh.changed, fresh.lost = self.changed, self.lost
+                found.append(fresh)
+                self.changed.notify_all()
+                return fresh
+            found = self._meetings[meeting] = []
+            while not found:
+                left = end - time.monotonic()
+                if peer in self.lost or left <= 0:
+                    del self._meetings[meeting]
+                    if left > 0:
+                        raise PeerLost(f"rank {peer} is gone")
+                    raise TransferTimeout("the other end has not called it")
+                self.changed.wait(left)
+            return found[0]
 
     def why_apart(self, rank: int, peer: int) -> str:
         """Why two ranks are not connected any more, empty if they are."""
@@ -235,6 +259,12 @@ class LoopbackTransport:
         """The ranks that `LoopbackGroup.lose` was called with, and those of a wait given up."""
         reasons = {rank: self._group.why_apart(self._rank, rank) for rank in ranks}
         return {rank: reason for rank, reason in reasons.items() if reason}
+
+    def reconnect(self, peer: int, key: str, timeout: float | None = None) -> LoopbackTransport:
+        """New connections to a rank that calls it too, see `TorchTransport.reconnect`."""
+        group = self._group
+        limit = group.timeout if timeout is None else timeout
+        return LoopbackTransport(group.rejoin(key, self._rank, peer, limit), self._rank)
 
     def name_of(self, rank: int) -> str:
         """``rank n``."""

@@ -106,6 +106,13 @@ def run_error(request: Request, error: Exception) -> None:
         _send_error(Link(request), error)
 
 
+def post_error(request: Request, error: Exception) -> None:
+    """As `run_error`, without waiting for the peer to hear of it."""
+    link = Link(request)
+    _post_error(link, error)
+    link.leave()
+
+
 def _prepare(request: Request, node: Node) -> _Payload:
     if request.policy is not None:
         node = convert(node, request.policy)
@@ -127,10 +134,14 @@ def _prepare(request: Request, node: Node) -> _Payload:
 
 def _send_error(link: Link, error: Exception) -> None:
     """Tell the receiver that nothing will come, and why."""
+    _post_error(link, error)
+    link.flush()
+
+
+def _post_error(link: Link, error: Exception) -> None:
     body = _error_body(error)
     header = Header(Kind.ERROR, schema_nbytes=len(body), inline_schema=True)
     link.post_frame(wire.eager_frame(header, body))
-    link.flush()
 
 
 def _error_body(error: Exception) -> bytes:

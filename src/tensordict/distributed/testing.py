@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +30,7 @@ from torch import Tensor
 from .golden import golden_reshard, simulate_reshard
 from .loopback import LoopbackGroup, LoopbackTransport
 from .ranks import RankFailed, close_pools, run_ranks
-from .transport import Capabilities, Transport, Work
+from .transport import Capabilities, Transport, Work, reconnected
 
 __all__ = [
     "CountingTransport",
@@ -92,6 +93,12 @@ class _Wrapper:
 
     def name_of(self, rank: int) -> str:
         return self.inner.name_of(rank)
+
+    def reconnect(self, peer: int, key: str, timeout: float | None = None) -> Transport:
+        """New connections of the inner transport, wrapped alike."""
+        again = copy.copy(self)
+        again.inner = reconnected(self.inner, peer, key, timeout)
+        return again
 
     def isend(self, tensor: Tensor, dst: int, tag: int, *, control: bool = False) -> Work:
         return self.inner.isend(tensor, dst, tag, control=control)

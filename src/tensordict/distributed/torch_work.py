@@ -76,18 +76,26 @@ class TorchWork:
         work: what ``torch.distributed`` returned.
         keep: what must outlive the message: its bytes.
         gave_up: called after a wait that timed out, which closes connections.
+        limit: seconds of a wait without a timeout; None is that of the group.
     """
 
-    __slots__ = ("_gave_up", "_keep", "_work")
+    __slots__ = ("_gave_up", "_keep", "_limit", "_work")
 
     def __init__(
-        self, work: Any, keep: Any = None, gave_up: Callable[[], None] | None = None
+        self,
+        work: Any,
+        keep: Any = None,
+        gave_up: Callable[[], None] | None = None,
+        limit: float | None = None,
     ) -> None:
+        self._limit = limit
         self._work = work
         self._keep = keep
         self._gave_up = gave_up
 
     def wait(self, timeout: float | None = None) -> None:
+        if timeout is None:
+            timeout = self._limit
         try:
             if timeout is None:
                 self._work.wait()

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PeerLost, TransferError
+from .pair import connect_pair
 from .torch_work import CLOSES_ALL, CollectiveWork, TorchWork, translate
 
 MAX_TAG: Final = (1 << 28) - 1
@@ -129,6 +130,7 @@ class TorchTransport:
         )
         self._lost: dict[int, str] = {}
         self._given_up: tuple[int, int, float] | None = None
+        self._limit: float | None = None  # of a wait, if not that of the group
 
     @staticmethod
     def of(group: Any = None) -> Transport:
@@ -185,7 +187,7 @@ class TorchTransport:
             work = group.send([tensor], dst, tag)
         except RuntimeError as error:
             raise translate(error) from None
-        return TorchWork(work, tensor, partial(self._give_up, dst, tag))
+        return TorchWork(work, tensor, partial(self._give_up, dst, tag), self._limit)
 
     def irecv(self, tensor: Tensor, src: int, tag: int, *, control: bool = False) -> TorchWork:
         group = self._channel(control)
@@ -193,7 +195,7 @@ class TorchTransport:
             work = group.recv([tensor], src, tag)
         except RuntimeError as error:
             raise translate(error) from None
-        return TorchWork(work, tensor, partial(self._give_up, src, tag))
+        return TorchWork(work, tensor, partial(self._give_up, src, tag), self._limit)
 
     def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> Work:
         group = self._channel(control)
@@ -255,6 +257,32 @@ class TorchTransport:
                     self._lost[rank] = str(translate(error))
         return {rank: self._lost[rank] for rank in ranks if rank in self._lost}
 
+    def reconnect(self, peer: int, key: str, timeout: float | None = None) -> Transport:
+        """New connections to one rank, which calls it too; no other rank takes part.
+
+        Args:
+            peer: the rank.
+            key: what they are for; the same on both ends.
+            timeout: seconds; that of the group by default.
+
+        Returns:
+            A transport to that rank alone, with the numbers of this one and over host memory.
+            Its connections are closed when nobody holds it any more.
+
+        Raises:
+            TransferTimeout: the peer did not call it in time.
+            PeerLost: the process that keeps the group's store is gone.
+        """
+        group = self._side_ref()
+        if group is None:
+            raise TransferError("Cannot connect ranks of a process group that was destroyed.")
+        store = group.get_group_store()
+        limit: float = store.timeout.total_seconds()
+        pair = connect_pair(
+            store, f"tensordict/{key}", self.rank, peer, limit if timeout is None else timeout
+        )
+        return PairTransport(self, pair, peer, limit)
+
     def name_of(self, rank: int) -> str:
         """The rank in the world, and in the group where the two differ."""
         group = self._group_ref()
@@ -262,6 +290,83 @@ class TorchTransport:
             return f"rank {rank}"
         world = dist.get_global_rank(group, rank)
         return f"rank {world}" if world == rank else f"rank {world} (rank {rank} of the group)"
+
+
+class _Pair:
+    """A process group of two, in which the peer is asked for by another number."""
+
+    __slots__ = ("_group", "_peer", "_place")
+
+    def __init__(self, group: Any, peer: int, place: int) -> None:
+        self._group = group
+        self._peer = peer
+        self._place = place
+
+    def _check(self, rank: int) -> None:
+        if rank != self._peer:
+            raise TransferError(
+                f"Cannot exchange with rank {rank} of the group over connections to rank "
+                f"{self._peer} alone."
+            )
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> Any:
+        self._check(dst)
+        return self._group.send(tensors, self._place, tag)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> Any:
+        self._check(src)
+        return self._group.recv(tensors, self._place, tag)
+
+
+class PairTransport(TorchTransport):
+    """Connections of two ranks of a group beside those of the group; see `reconnect`.
+
+    Args:
+        base: the transport of the group, whose numbers and names hold here.
+        pair: a gloo group of this rank and the peer, in their order; kept by nobody else.
+        peer: the other rank.
+        limit: seconds of a wait without a timeout.
+    """
+
+    def __init__(self, base: Transport, pair: Any, peer: int, limit: float) -> None:
+        self._base = base
+        self._pair = _Pair(pair, peer, int(peer > base.rank))
+        self._rank = base.rank
+        self._size = base.size
+        self._capabilities = Capabilities()
+        self._lost: dict[int, str] = {}
+        self._given_up: tuple[int, int, float] | None = None
+        self._limit: float | None = limit
+
+    def _channel(self, control: bool) -> Any:
+        if self._given_up is not None:
+            raise PeerLost(self._why())
+        return self._pair
+
+    def _started(self, start: Callable[[], Any], group: Any, *tensors: Tensor) -> Work:
+        raise TransferError("Cannot run a collective over the connections of two ranks.")
+
+    def reconnect(self, peer: int, key: str, timeout: float | None = None) -> Transport:
+        """As the transport of the group."""
+        return reconnected(self._base, peer, key, timeout)
+
+    def name_of(self, rank: int) -> str:
+        """As the transport of the group."""
+        return self._base.name_of(rank)
+
+
+def reconnected(
+    transport: Transport, peer: int, key: str, timeout: float | None = None
+) -> Transport:
+    """New connections to one rank, by a transport that can make them: see `TorchTransport`."""
+    make = getattr(transport, "reconnect", None)
+    if make is None:
+        raise TransferError(
+            f"Cannot make new connections: {type(transport).__name__} has no method reconnect. "
+            "Make a new transport."
+        )
+    found: Transport = make(peer, key, timeout)
+    return found
 
 
 class _CopyBack:
@@ -327,6 +432,10 @@ class StagedTransport:
     def lost(self, ranks: Iterable[int]) -> dict[int, str]:
         """As the inner transport."""
         return self._inner.lost(ranks)
+
+    def reconnect(self, peer: int, key: str, timeout: float | None = None) -> Transport:
+        """As the inner transport; what is sent goes over host memory."""
+        return reconnected(self._inner, peer, key, timeout)
 
     def name_of(self, rank: int) -> str:
         """As the inner transport."""
