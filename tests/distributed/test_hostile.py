@@ -5,6 +5,7 @@ import random
 import struct
 import time
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tensordict.distributed import recv, wire
 from tensordict.distributed import schema as schemas
 from tensordict.distributed.describe import describe
 from tensordict.distributed.loopback import LoopbackGroup
-from tensordict.distributed.packing import plan_packing
+from tensordict.distributed.packing import plan_packing, plan_whole
 from tensordict.distributed.wire import Checksum, Header, Kind, Limits
 from tensordict.errors import TensorDictError
 
@@ -32,12 +33,13 @@ def tree():
     )
 
 
-def good_frame():
+def good_frame(one_buffer):
     """The bytes of a frame, its header, its schema document, its payload."""
-    described = describe(tree())
+    described = describe(tree().consolidate() if one_buffer else tree())
     schema = schemas.encode(described.schema)
     values = json.dumps([[[], "x"]]).encode()
-    payload = bytes(plan_packing(described.schema).packed_nbytes) + values
+    plan = plan_whole if one_buffer else plan_packing
+    payload = bytes(plan(described.schema).packed_nbytes) + values
     header = Header(
         Kind.DATA,
         schema_nbytes=len(schema),
@@ -45,6 +47,7 @@ def good_frame():
         digest=wire.schema_digest(schema),
         inline_schema=True,
         inline_payload=True,
+        one_buffer=one_buffer,
     )
     return header, schema, payload
 
@@ -74,8 +77,10 @@ def mutate(rng, header, schema, payload):
         frame[rng.randrange(60)] = rng.randrange(256)
         return seal(frame)
     if how == 2:  # any lengths
-        changed = Header(
-            rng.choice(list(Kind)),
+        changed = replace(
+            header,
+            kind=rng.choice(list(Kind)),
+            one_buffer=rng.random() < 0.5,
             schema_nbytes=rng.choice([*NUMBERS, len(schema)]),
             payload_nbytes=rng.choice([*NUMBERS, len(payload)]),
             digest=rng.choice([header.digest, bytes(16)]),
@@ -107,21 +112,12 @@ def mutate(rng, header, schema, payload):
     text = rng.choice(values)
     packed = payload[: len(payload) - len(json.dumps([[[], "x"]]))]
     body = packed + text
-    changed = Header(
-        Kind.DATA, len(schema), len(body), header.digest, inline_schema=True, inline_payload=True
-    )
+    changed = replace(header, payload_nbytes=len(body))
     return frame_of(changed, schema, body)
 
 
 def with_schema(header, text, payload):
-    changed = Header(
-        Kind.DATA,
-        schema_nbytes=len(text),
-        payload_nbytes=len(payload),
-        digest=wire.schema_digest(text),
-        inline_schema=True,
-        inline_payload=True,
-    )
+    changed = replace(header, schema_nbytes=len(text), digest=wire.schema_digest(text))
     return frame_of(changed, text, payload)
 
 
@@ -146,17 +142,17 @@ def post(group, frame):
     peer.irecv(torch.zeros(wire.REPLY_NBYTES, dtype=torch.uint8), 1, 1 << 29)
 
 
-def attack(n, seed, monkeypatch):
+def attack(n, seed, monkeypatch, one_buffer):
     meter = Meter()
     monkeypatch.setattr(torch, "empty", meter)
     rng = random.Random(seed)
-    parts = good_frame()
+    parts = good_frame(one_buffer)
     outcomes = {"taken": 0, "refused": 0}
     for k in range(n):
         frame = mutate(rng, *parts)
         group = LoopbackGroup(2, timeout=0.02)
         post(group, frame)
-        into = tree() if k % 3 == 0 else None
+        into = (None, tree(), tree().consolidate())[k % 3]
         start = time.monotonic()
         try:
             got = recv(0, out=into, transport=group.transport(1), limits=LIMITS)
@@ -173,20 +169,23 @@ def attack(n, seed, monkeypatch):
     return outcomes
 
 
-def test_the_unchanged_frame_is_taken():
-    header, schema, payload = good_frame()
+@pytest.mark.parametrize("one_buffer", [False, True])
+def test_the_unchanged_frame_is_taken(one_buffer):
+    header, schema, payload = good_frame(one_buffer)
     group = LoopbackGroup(2)
     post(group, frame_of(header, schema, payload))
     got = recv(0, transport=group.transport(1), limits=LIMITS)
-    assert got["n", "s"] == "x" and got["a"].eq(0).all()
+    assert got["n", "s"] == "x" and got["a"].eq(0).all() and got.is_consolidated() == one_buffer
 
 
-def test_hostile_frames(monkeypatch):
-    outcomes = attack(3000, 0, monkeypatch)
-    assert outcomes["refused"] > 1500
+@pytest.mark.parametrize("one_buffer", [False, True])
+def test_hostile_frames(monkeypatch, one_buffer):
+    outcomes = attack(2000, 0, monkeypatch, one_buffer)
+    assert outcomes["refused"] > 1000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_ten_thousand_hostile_frames(monkeypatch, seed):
-    attack(10_000, seed + 1, monkeypatch)
+@pytest.mark.parametrize("one_buffer", [False, True])
+def test_ten_thousand_hostile_frames(monkeypatch, seed, one_buffer):
+    attack(10_000, seed + 1, monkeypatch, one_buffer)

@@ -28,8 +28,20 @@ from tensordict.distributed.endpoint import endpoint_of, known
 from tensordict.distributed.one_buffer import plan_one_buffer
 from tensordict.distributed.packing import Stage
 from tensordict.distributed.schema import digest_of
-from tensordict.distributed.testing import CountingTransport, LoopbackGroup
-from tensordict.errors import SchemaMismatch, UnsupportedLeaf, WireError
+from tensordict.distributed.testing import (
+    CountingTransport,
+    Fault,
+    FaultyTransport,
+    LoopbackGroup,
+)
+from tensordict.errors import (
+    ChecksumMismatch,
+    PeerLost,
+    SchemaMismatch,
+    TransferTimeout,
+    UnsupportedLeaf,
+    WireError,
+)
 from tensordict.storage.consolidate import buffer_of, packing_of
 from tensordict.storage.values import dtype_named
 
@@ -747,17 +759,21 @@ def test_sizes_are_compared_before_anything_is_allocated():
     run(main)
 
 
-def frames():
-    """Every message of an exchange of a consolidated tree, by name; values follow the buffer."""
+def golden_trees():
     td = with_values(2)
     del td["c"]
     td["i8"] = torch.arange(3, dtype=torch.int8)
     large = TensorDict({"w": torch.arange(1500.0), "b": torch.ones(3, dtype=torch.bool)})
     large["text"] = "after the buffer"
+    return td.consolidate(), large.consolidate()
+
+
+def frames():
+    """Every message of an exchange of a consolidated tree, by name; values follow the buffer."""
 
     def main(transport):
         recording = Recording(transport)
-        for tree in (td.consolidate(), large.consolidate()):
+        for tree in golden_trees():
             if transport.rank == 0:
                 send(tree, 1, transport=recording, init_tag=3, checksum="sum64")
             else:
@@ -776,3 +792,81 @@ def test_frames_are_the_golden_ones():
     assert sorted(made) == sorted(path.name for path in GOLDEN.glob("*.bin"))
     for name, data in made.items():
         assert data == (GOLDEN / name).read_bytes(), f"{name}: the format changed"
+
+
+def test_the_golden_frames_still_read():
+    messages = sorted(path for path in GOLDEN.glob("rank0-*.bin"))
+
+    def main(transport):
+        if transport.rank == 1:
+            return [recv(0, transport=transport, init_tag=3) for _ in range(2)]
+        answers = [torch.empty(wire.REPLY_NBYTES, dtype=torch.uint8) for _ in range(4)]
+        works = [transport.irecv(x, 1, 3 + (1 << 29), control=True) for x in answers]
+        for path in messages:
+            tag = int(path.stem.split("tag")[1])
+            data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+            transport.isend(data, 1, tag, control=tag == 3).wait()
+        for work in works:
+            work.wait()
+        return [wire.parse_header(x.numpy().tobytes()).kind.name for x in answers]
+
+    said, received = run(main)
+    assert said == ["ACCEPT", "COMMIT"] * 2
+    for got, want in zip(received, golden_trees(), strict=True):
+        assert equal(got, want) and got.is_consolidated()
+        assert got["text"] == want["text"]
+
+
+# --- what can go wrong on the way ---------------------------------------------------------------
+
+
+def test_nothing_is_written_before_everything_is_there():
+    td, out = with_values(2).consolidate(), with_values(3).consolidate()
+
+    def main(transport):
+        if transport.rank == 0:
+            faulty = FaultyTransport(transport, Fault(at=2, kind="drop"))  # frame, buffer, values
+            with pytest.raises(PeerLost):
+                send(td, 1, transport=faulty, timeout=20, checksum="sum64")
+            return
+        with pytest.raises(TransferTimeout):
+            recv(0, out=out, transport=transport, timeout=0.2)
+
+    run(main)
+    assert equal(out, mixed(3)) and out["text"] == "value 3"
+
+
+def test_a_changed_buffer_is_noticed():
+    td, out = mixed(2).consolidate(), mixed(3).consolidate()
+
+    def main(transport):
+        with pytest.raises(ChecksumMismatch):
+            if transport.rank == 0:
+                flipped = FaultyTransport(
+                    transport, Fault(at=1, kind="change", change=lambda x: x ^ 1)
+                )
+                send(td, 1, transport=flipped, checksum="crc32")
+            else:
+                recv(0, out=out, transport=transport)
+
+    run(main)
+    assert equal(out, mixed(3)) and equal(td, mixed(2))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_buffer_of_a_file(nested, tmp_path):
+    want = mixed(4) if nested else mixed(4).exclude("n")
+    want.consolidate(tmp_path / "td")
+    td = TensorDict.from_consolidated(tmp_path / "td")
+
+    def main(transport):
+        recording = Recording(transport)
+        if transport.rank == 0:
+            send(td, 1, transport=recording)
+            return recording.frames[0].one_buffer
+        return recv(0, transport=transport)
+
+    one_buffer, got = run(main)
+    assert equal(got, td)
+    # A file may order its leaves in another way than the tree that is made of it.
+    assert one_buffer is not nested and got.is_consolidated() is not nested

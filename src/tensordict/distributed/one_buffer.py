@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.lock import Origin, set_origin
 from ..core.node import Node
 from ..core.traverse import leaves
-from ..storage.buffer import BufferLayout, layout_from, views
+from ..storage.buffer import HOST_ALIGNMENT, BufferLayout, layout_from, views
 from ..storage.consolidate import KIND, buffer_of, packing_of
 from ..storage.packing import Packing as StoragePacking
 from .schema import NODE, VALUE, Schema
@@ -235,8 +235,9 @@ def host_buffer_of(node: Node) -> Tensor | None:
 
 
 def alignment_of(node: Node) -> int:
-    """The alignment of the buffer of a consolidated tree."""
-    return packing_of(node).layout.alignment
+    """The alignment of the buffer of a consolidated tree; of one from a file, that of our files."""
+    alignment = packing_of(node).layout.alignment
+    return HOST_ALIGNMENT if alignment == 1 else alignment
 
 
 def written(parts: Sequence[Tensor]) -> None:

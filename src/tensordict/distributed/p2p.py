@@ -256,7 +256,7 @@ def sendrecv(
     Args:
         td: what to send.
         dst, src: ranks in the world; they may be the same.
-        out: where to receive, see `recv`.
+        out: where to receive, see `recv`; not memory of ``td``, which is read meanwhile.
         group, init_tag, **options: see `send`; ``policy`` is for what is sent.
 
     Returns:
