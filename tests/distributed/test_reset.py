@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.distributed import Channel, channel, recv
+from tensordict.distributed import Channel, Pending, asleep, channel, irecv, isend, recv
 from tensordict.distributed.testing import CountingTransport, Fault, FaultyTransport, LoopbackGroup
 from tensordict.errors import ChannelClosed, PeerLost, TransferError, TransferTimeout
 
@@ -193,17 +193,26 @@ class _Held:
         raise TransferTimeout("in vain")
 
 
+class Holding(CountingTransport):
+    """Holds back the rest of a payload, as a transport that leaves its waiters asleep."""
+
+    def __init__(self, inner, nth=1):
+        super().__init__(inner)
+        self.nth = nth
+
+    def _held(self, work, verb, control):
+        payloads = sum(not m.control and m.verb == verb for m in self.messages)
+        return _Held() if not control and payloads == self.nth else work
+
+    def irecv(self, tensor, src, tag, *, control=False):
+        return self._held(super().irecv(tensor, src, tag, control=control), "recv", control)
+
+    def isend(self, tensor, dst, tag, *, control=False):
+        return self._held(super().isend(tensor, dst, tag, control=control), "send", control)
+
+
 def test_a_publisher_that_dies_within_a_message_is_noticed(monkeypatch):
-    monkeypatch.setattr(channel, "_GRACE_S", 0.1)
-
-    class Holding(CountingTransport):
-        """Holds back the rest of the payload of the second publication."""
-
-        def irecv(self, tensor, src, tag, *, control=False):
-            work = super().irecv(tensor, src, tag, control=control)
-            payloads = sum(not m.control and m.verb == "recv" for m in self.messages)
-            return _Held() if not control and payloads == 2 else work
-
+    monkeypatch.setattr(asleep, "GRACE_S", 0.1)
     group = LoopbackGroup(2)
     stages = threading.Barrier(2, timeout=20)
 
@@ -215,12 +224,12 @@ def test_a_publisher_that_dies_within_a_message_is_noticed(monkeypatch):
             out.publish(weights(2, n=5_000))
             group.lose(0)
             return None
-        into = Channel(0, 1, transport=Holding(transport), timeout=20)
+        into = Channel(0, 1, transport=Holding(transport, nth=2), timeout=20)
         assert into.recv()["step"] == "step 1"
         stages.wait()
         begun = time.monotonic()
         for _ in range(2):
-            with pytest.raises(PeerLost, match="is gone"):
+            with pytest.raises(PeerLost, match="rank 1 lost rank 0 within a message: is gone"):
                 into.recv()
         with pytest.raises(PeerLost):
             into.latest()
@@ -228,3 +237,61 @@ def test_a_publisher_that_dies_within_a_message_is_noticed(monkeypatch):
         return time.monotonic() - begun
 
     assert group.run(main)[1] < 10
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_peer_that_dies_within_a_message_is_noticed_by_who_waits_for_a_handle(
+    monkeypatch, victim
+):
+    monkeypatch.setattr(asleep, "GRACE_S", 0.1)
+    group = LoopbackGroup(2)
+    td = weights(1, n=5_000)
+
+    def main(transport):
+        if transport.rank == victim:
+            other = (
+                isend(td, 1, transport=transport) if victim == 0 else irecv(0, transport=transport)
+            )
+            other.wait(20)
+            group.lose(victim)
+            return
+        held = Holding(transport)
+        pending = irecv(0, transport=held) if victim == 0 else isend(td, 1, transport=held)
+        heard = []
+        pending.add_done_callback(heard.append)
+        with pytest.raises(PeerLost, match=f"rank {1 - victim} lost rank {victim}"):
+            pending.wait(20)
+        assert heard == [pending] and isinstance(pending.exception(), PeerLost)
+        assert pending.done() and pending._thread.is_alive()
+
+    group.run(main)
+
+
+def test_a_thread_that_works_on_what_has_arrived_is_not_called_asleep(monkeypatch):
+    monkeypatch.setattr(asleep, "GRACE_S", 0.01)
+    go_on = threading.Event()
+    looks = []
+
+    def loss():
+        looks.append(1)
+        if len(looks) == 2:
+            go_on.set()
+        return PeerLost("gone")
+
+    def run():
+        go_on.wait(20)
+        return 5
+
+    assert Pending(run, "work", loss=loss).wait(20) == 5
+    assert len(looks) == 2
+    waits = Pending(
+        lambda: asleep.waiting(run_forever.wait, 20), "wait", loss=lambda: PeerLost("x")
+    )
+    with pytest.raises(TransferTimeout, match="still under way"):
+        waits.wait(0.01)
+    with pytest.raises(PeerLost):
+        waits.wait(20)
+    run_forever.set()
+
+
+run_forever = threading.Event()

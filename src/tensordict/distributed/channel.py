@@ -33,9 +33,10 @@ from ..errors import (
     UnsupportedLeaf,
 )
 from . import protocol
+from .asleep import sleeps_on
 from .at_exit import in_background
 from .endpoint import endpoint_of
-from .link import Agreed, Request, release
+from .link import Agreed, Request, loss_of_peer, release
 from .p2p import Options, request_of
 from .receive import New
 from .torch_work import FOREVER, pause_after
@@ -256,20 +257,12 @@ class Channel:
 
     def _leave(self, old: Request, timeout: float | None) -> None:
         """Let the listener of the old connections end, and what has arrived on them be kept."""
-        cut = self._cut(old)
+        cut = loss_of_peer(old) is not None
         if self._publishes and not cut:
             with suppress(TransferError):
                 protocol.post_error(old, TransferError(f"{self._name} was reset."))
         if self._listener is not None:  # one that gloo does not wake is left to itself
             self._listener.join(_GRACE_S if cut else timeout)
-
-    @staticmethod
-    def _cut(request: Request) -> str:
-        """Why the connection to the other end is known to have ended, empty if it is not."""
-        try:
-            return request.transport.lost([request.peer]).get(request.peer, "")
-        except TransferError as error:  # the group was destroyed
-            return str(error)
 
     # --- the receiver -------------------------------------------------------------------
 
@@ -317,11 +310,9 @@ class Channel:
         """Notice that the publisher is gone, where gloo does not tell the listener."""
         request, listener, turn = self._request, self._listener, self._inbox.turn
         assert request is not None and listener is not None
-        reason = self._cut(request) if listener.is_alive() else ""
-        if reason:
-            listener.join(_GRACE_S)  # what has arrived may still be on its way to the inbox
-            if listener.is_alive():
-                self._inbox.fail(PeerLost(reason, peer=request.peer), turn, last=True)
+        loss = loss_of_peer(request)
+        if loss is not None and sleeps_on(listener):
+            self._inbox.fail(loss, turn, last=True)
 
     def latest(self) -> Any:
         """The newest publication that has arrived and was not taken yet, None without one.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import ChecksumMismatch, PeerLost, TransferError, TransferTimeout, WireError
 from . import wire
+from .asleep import waiting
 from .at_exit import in_background
 from .endpoint import Endpoint, Known
 from .packing import PACK_BELOW
@@ -112,6 +113,19 @@ class Request:
             )
 
 
+def loss_of_peer(request: Request) -> PeerLost | None:
+    """What to say if the connection to the peer of an exchange is known to have ended."""
+    try:
+        reason = request.transport.lost([request.peer]).get(request.peer)
+    except TransferError as error:  # the group was destroyed
+        reason = str(error)
+    if reason is None:
+        return None
+    me, peer = (request.transport.name_of(r) for r in (request.transport.rank, request.peer))
+    text = f"{me} lost {peer} within a message: {reason}. {_ANEW}"
+    return PeerLost(text, peer=request.peer)
+
+
 class Link:
     """The conversation of one exchange."""
 
@@ -190,7 +204,7 @@ class Link:
     def wait(self, work: Work) -> None:
         """Wait within the time that this exchange has left."""
         try:
-            work.wait(self._left())
+            waiting(work.wait, self._left())
         except (PeerLost, TransferTimeout) as error:
             raise self._explain(error) from None
 
@@ -199,7 +213,7 @@ class Link:
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
         if end is not None:
             try:
-                end.wait(self._left())
+                waiting(end.wait, self._left())
             except (PeerLost, TransferTimeout) as error:
                 self._count(works, sizes)
                 raise self._explain(error) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from .._typing import DeviceLike
@@ -10,7 +11,7 @@ from ..core.node import Node
 from . import protocol, wire
 from .arrival import Cast
 from .endpoint import endpoint_of
-from .link import Request
+from .link import Request, loss_of_peer
 from .packing import PACK_BELOW
 from .pending import Pending
 from .receive import Into, New, Target, bundled
@@ -173,7 +174,8 @@ def isend(
     node, n = bundled(td)
     request = request_of(group, dst, group_dst, init_tag, options, n)
     what = f"send to {request.transport.name_of(request.peer)}"
-    return Pending(lambda: protocol.run_send(request, node), what)
+    loss = partial(loss_of_peer, request)
+    return Pending(lambda: protocol.run_send(request, node), what, loss=loss)
 
 
 def recv(
@@ -238,7 +240,8 @@ def irecv(
     node, n = bundled(out)
     request = request_of(group, src, group_src, init_tag, options, n)
     receive = _receiver(out, node, device, request, atomic=atomic, mesh=mesh)
-    return Pending(receive, f"receive from {request.transport.name_of(request.peer)}")
+    what = f"receive from {request.transport.name_of(request.peer)}"
+    return Pending(receive, what, loss=partial(loss_of_peer, request))
 
 
 def sendrecv(

@@ -103,10 +103,13 @@ class TorchWork:
                 # gloo reads 0 as "no timeout"
                 self._work.wait(timedelta(seconds=max(timeout, 1e-3)))
         except RuntimeError as error:
-            found = translate(error)
-            if self._gave_up is not None and type(found) is TransferTimeout:
-                self._gave_up()
-            raise found from None
+            raise self._failure(error) from None
+
+    def _failure(self, error: RuntimeError) -> Exception:
+        found = translate(error)
+        if self._gave_up is not None and type(found) is TransferTimeout:
+            self._gave_up()
+        return found
 
 
 # A rank that ends after its part of a collective looks like one that died within it.  Those who
