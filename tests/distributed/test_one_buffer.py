@@ -25,7 +25,7 @@ from tensordict.distributed import (
 )
 from tensordict.distributed.describe import describe
 from tensordict.distributed.endpoint import endpoint_of, known
-from tensordict.distributed.one_buffer import plan_one_buffer
+from tensordict.distributed.one_buffer import host_buffer_of, plan_one_buffer
 from tensordict.distributed.packing import Stage
 from tensordict.distributed.schema import digest_of
 from tensordict.distributed.testing import (
@@ -294,6 +294,25 @@ def test_both_sides_may_be_consolidated_or_not(make, atomic):
             if make is with_values:
                 assert out["text"] == td["text"]
             assert equal(pickle.loads(pickle.dumps(out)), td)
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("here", [False, True])
+@pytest.mark.parametrize("atomic", [True, False])
+def test_one_memory_there_may_be_two_here(there, here, atomic):
+    td, out = with_ties(4.0), with_ties(7.0)
+    out["tied"] = out["tied"].clone()
+    td = td.consolidate() if there else td
+    out = out.consolidate() if here else out
+
+    def main(transport):
+        if transport.rank == 0:
+            send(td, 1, transport=transport)
+        else:
+            recv(0, out=out, transport=transport, atomic=atomic)
+
+    run(main)
+    assert equal(out, td) and out["tied"] is not out["n", "tied"]
 
 
 def test_a_buffer_is_received_into_when_that_is_allowed():
@@ -870,3 +889,50 @@ def test_a_buffer_of_a_file(nested, tmp_path):
     assert equal(got, td)
     # A file may order its leaves in another way than the tree that is made of it.
     assert one_buffer is not nested and got.is_consolidated() is not nested
+
+
+# --- devices --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [mixed, with_values, with_ties, of_all_dtypes])
+def test_a_buffer_moves_to_another_device_as_one(make):
+    td = make(4).consolidate()
+
+    def main(transport):
+        if transport.rank == 0:
+            return send(td, 1, transport=transport)
+        with Operations() as mode:
+            got = recv(0, device="meta", transport=transport)
+        assert mode.counts["_to_copy"] == 1
+        return got
+
+    got = run(main)[1]
+    assert got.is_consolidated() and buffer_of(got).is_meta
+    assert [(x.shape, x.dtype) for x in leaves(got)] == [(x.shape, x.dtype) for x in leaves(td)]
+
+
+def test_a_buffer_on_an_accelerator_is_none_of_the_host():
+    td = mixed(4).consolidate().to("meta")
+    assert td.is_consolidated() and host_buffer_of(td) is None
+
+
+def test_messages_of_a_consolidated_tree():
+    small = TensorDict({"a": torch.ones(3), "b": torch.ones(2, dtype=torch.bool)})
+    many = TensorDict({f"k{i}": torch.ones(26) for i in range(1000)})
+    large = TensorDict({f"k{i}": torch.ones(100_000) for i in range(10)})
+    text = TensorDict({"a": torch.ones(3000), "s": "text"})
+    for td, cold, steady in ((small, 1, 1), (many, 3, 2), (large, 3, 3), (text, 3, 3)):
+        td = td.consolidate()
+
+        def main(transport, td=td):
+            out, counting = [], CountingTransport(transport)
+            for _ in range(3):
+                counting.reset()
+                if transport.rank == 0:
+                    send(td, 1, transport=counting)
+                else:
+                    recv(0, transport=counting)
+                out.append(counting.sent_messages)
+            return out
+
+        assert run(main)[0] == [cold, steady, steady]

@@ -103,19 +103,20 @@ def test_the_stand_in_refuses_what_nccl_refuses():
     LoopbackGroup(2).run(main)
 
 
-def test_every_payload_goes_through_the_device():
+@pytest.mark.parametrize("form", [lambda td: td, lambda td: td.consolidate()])
+def test_every_payload_goes_through_the_device(form):
     def main(transport):
         transport = staged(transport)
         if transport.rank == 0:
             for _ in range(2):
-                send(tree(2.0), 1, transport=transport)
+                send(form(tree(2.0)), 1, transport=transport)
         else:
-            new, into = recv(0, transport=transport), tree(0.0)
+            new, into = recv(0, transport=transport), form(tree(0.0))
             recv(0, out=into, transport=transport)
             for got in (new, into):
                 assert got["big"].eq(2).all() and got["many", "k7"].eq(2).all()
                 assert got["text"] == "2.0" and got["small"].eq(2).all()
-        mine = tree(float(transport.rank))
+        mine = form(tree(float(transport.rank)))
         got = broadcast(mine if transport.rank == 1 else None, 1, transport=transport)
         assert got["big"].eq(1).all() and got["small"].eq(1).all()
         parts = all_gather(mine, transport=transport)

@@ -45,7 +45,7 @@ class Cut:
     shapes: tuple[tuple[int, ...], ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class OneBuffer:
     """The layout of a buffer, seen from the parts of a schema.
 
@@ -54,17 +54,24 @@ class OneBuffer:
             node where its key stands.
         order: all parts in that order.
         slots: for each of ``order`` its place in the layout; None when there are no ties.
+        stored: the part at each place of the layout; of tied parts the one with the lowest number.
         offsets: the first byte of each part, -1 for one without elements.
-        cuts: how `take_apart` cuts the buffer, once for each dtype.
-        runs: the dtype, the first byte and the end of consecutive parts of one dtype.
     """
 
     layout: BufferLayout
     order: tuple[int, ...]
     slots: tuple[int, ...] | None
+    stored: tuple[int, ...]
     offsets: tuple[int, ...]
-    cuts: tuple[Cut, ...]
-    runs: list[tuple[torch.dtype, int, int]]
+    _cuts: list[Cut] | None = None
+    _runs: list[tuple[torch.dtype, int, int]] | None = None
+
+    @property
+    def runs(self) -> list[tuple[torch.dtype, int, int]]:
+        """The dtype, the first byte and the end of consecutive parts of one dtype."""
+        if self._runs is None:
+            self._runs = _runs_of(self.layout)
+        return self._runs
 
     def addresses(self, buffer: Tensor) -> list[int]:
         """Where each part lies in a buffer; 0 for one without elements."""
@@ -85,7 +92,7 @@ class OneBuffer:
             return False
         if not seen and True in map(Tensor.is_neg, parts):
             return False
-        complex_ = any(cut.dtype.is_complex for cut in self.cuts)
+        complex_ = any(dtype.is_complex for dtype in set(self.layout.dtypes))
         return not (complex_ and True in map(Tensor.is_conj, parts))
 
     @property
@@ -93,16 +100,18 @@ class OneBuffer:
         """Bytes of the buffer."""
         return self.layout.total_nbytes
 
-    def views(self, buffer: Tensor) -> tuple[list[int], list[Tensor]]:
+    def views(self, buffer: Tensor) -> tuple[Sequence[int], list[Tensor]]:
         """The parts that are not ties, and a view of a buffer for each."""
-        return _stored(self.order, self.slots), views(buffer, self.layout)
+        return self.stored, views(buffer, self.layout)
 
     def take_apart(self, buffer: Tensor, parts: list[Any]) -> None:
         """Put tensors that share the memory of a fresh buffer in the places of ``parts``.
 
         They are not views of each other for autograd, as in `packing.take_apart`.
         """
-        for cut in self.cuts:
+        if self._cuts is None:
+            self._cuts = _cuts_of(self.layout, self.stored)
+        for cut in self._cuts:
             pieces = cut.pick(torch.unsafe_split_with_sizes(buffer.view(cut.dtype), cut.lengths))
             if cut.shapes is not None:
                 pieces = [piece.view(shape) for piece, shape in zip(pieces, cut.shapes)]
@@ -123,24 +132,19 @@ def plan_one_buffer(schema: Schema) -> OneBuffer:
     >>> plan.order, plan.offsets, plan.nbytes
     ((0, 2, 1), (0, 128, 64), 192)
     """
-    order = _tree_order(schema)
-    place: dict[int, int] = {}
-    slots = [place.setdefault(schema.ties.get(i, i), len(place)) for i in order]
+    order = stored = tuple(_tree_order(schema))
+    slots = None
+    if schema.ties:
+        place: dict[int, int] = {}
+        slots = tuple(place.setdefault(schema.ties.get(i, i), len(place)) for i in order)
+        stored = tuple(place)
     dtypes, shapes = schema.dtypes, schema.shapes
-    layout = layout_from([dtypes[i] for i in place], [shapes[i] for i in place], schema.alignment)
+    layout = layout_from([dtypes[i] for i in stored], [shapes[i] for i in stored], schema.alignment)
     offsets = [-1] * len(order)
-    for i, k in zip(order, slots):
+    for i, k in zip(order, range(len(order)) if slots is None else slots):
         if layout.nbytes[k]:
             offsets[i] = layout.offsets[k]
-    tied = len(place) < len(order)
-    return OneBuffer(
-        layout,
-        tuple(order),
-        tuple(slots) if tied else None,
-        tuple(offsets),
-        _cuts(layout, tuple(place)),
-        _runs(layout),
-    )
+    return OneBuffer(layout, order, slots, stored, tuple(offsets))
 
 
 def _tree_order(schema: Schema) -> list[int]:
@@ -173,17 +177,7 @@ def _tree_order(schema: Schema) -> list[int]:
     return out
 
 
-def _stored(order: Sequence[int], slots: Sequence[int] | None) -> list[int]:
-    """The part at each place of a layout."""
-    if slots is None:
-        return list(order)
-    first: dict[int, int] = {}
-    for i, k in zip(order, slots):
-        first.setdefault(k, i)
-    return list(first.values())
-
-
-def _cuts(layout: BufferLayout, parts: Sequence[int]) -> tuple[Cut, ...]:
+def _cuts_of(layout: BufferLayout, parts: Sequence[int]) -> list[Cut]:
     places: dict[torch.dtype, list[int]] = {}
     for k, dtype in enumerate(layout.dtypes):
         places.setdefault(dtype, []).append(k)
@@ -202,10 +196,10 @@ def _cuts(layout: BufferLayout, parts: Sequence[int]) -> tuple[Cut, ...]:
         flat = all(len(shape) == 1 for shape in shapes)
         indices = tuple(parts[k] for k in ks)
         out.append(Cut(dtype, lengths, _picker(where), indices, None if flat else shapes))
-    return tuple(out)
+    return out
 
 
-def _runs(layout: BufferLayout) -> list[tuple[torch.dtype, int, int]]:
+def _runs_of(layout: BufferLayout) -> list[tuple[torch.dtype, int, int]]:
     out: list[tuple[torch.dtype, int, int]] = []
     for dtype, offset, nbytes in zip(layout.dtypes, layout.offsets, layout.nbytes):
         if not nbytes:

@@ -300,7 +300,7 @@ def _views_of(buffer: Tensor, group: Group) -> list[Tensor]:
     return [raw.as_strided(shape, stride, int(base) + k * step) for k in range(len(group.parts))]
 
 
-def _all_views(buffer: Tensor, packing: Packing) -> tuple[list[int], list[Tensor]]:
+def _all_views(buffer: Tensor, packing: Packing) -> tuple[Sequence[int], list[Tensor]]:
     """The packed parts in the order of their memory, and a view of the message for each."""
     if packing.one_buffer is not None:
         return packing.one_buffer.views(buffer)
