@@ -311,13 +311,13 @@ def peak(*argv):
     return int(out.stdout.split()[-1])
 
 
-@pytest.mark.parametrize(
-    ("gib", "limit"), [(0.25, 320), pytest.param(5, 256, marks=pytest.mark.slow)]
-)
-def test_the_memory_limit_holds(tmp_path, gib, limit):
+@pytest.mark.parametrize(("gib", "room"), [(0.25, 92), pytest.param(5, 28, marks=pytest.mark.slow)])
+def test_the_memory_limit_holds(tmp_path, gib, room):
     nbytes = int(gib * (1 << 30))
     src = write_header(tmp_path / "src.safetensors", {"one": ("F32", [nbytes // 4], nbytes)})
     dst = tmp_path / "dst.safetensors"
+    # What torch alone takes differs by hundreds of MiB between its builds.
+    limit = (peak("convert", src, dst, "--dtype", "f16", "--dry-run") >> 20) + room
     used = peak("convert", src, dst, "--dtype", "f16", "--max-memory", f"{limit}MiB")
     assert used < limit << 20
     dst.unlink()

@@ -32,6 +32,8 @@ except ImportError:  # not a Unix: two conversions at once are the caller's to a
 
 # Bytes at work for each byte read: the piece, its cast, and what measuring makes of it.
 _WORK = 24
+# Code of the program that is read when the first piece is cast, and counts as resident then.
+_CODE = 8 << 20
 _LEAST, _MOST = 64 << 10, 4 << 20
 _JOURNAL_EVERY = 1.0  # seconds
 
@@ -112,9 +114,9 @@ def piece_nbytes(room: int) -> int:
     >>> piece_nbytes(1 << 30)
     4194304
     """
-    piece = room // _WORK
+    piece = (room - _CODE) // _WORK
     if piece < _LEAST:
-        need = _LEAST * _WORK - room
+        need = _LEAST * _WORK + _CODE - room
         raise TensorDictError(
             f"--max-memory is too small: the program itself needs {need >> 20} MiB more than that"
         )

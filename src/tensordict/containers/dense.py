@@ -11,6 +11,7 @@ from torch import Size, Tensor
 from .._typing import Path
 from ..core import jagged, write
 from ..core import lock as locking
+from ..core._torch import new_object
 from ..core.devices import as_device
 from ..core.node import KEEP, Entry, Node
 from ..core.registry import register_node
@@ -25,7 +26,6 @@ from .base import TensorDictBase
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_new_object = object.__new__
 _ONLY_TENSORS = {Tensor}
 
 
@@ -101,7 +101,7 @@ class TensorDict(TensorDictBase):
         device: torch.device | None,
     ) -> Self:
         """Make one from parts that are known to fit: no check, no copy."""
-        out = _new_object(cls)
+        out = new_object(cls)
         out._entries = entries
         out._batch_size = batch_size
         out._dim_names = dim_names
@@ -165,7 +165,7 @@ class TensorDict(TensorDictBase):
         dim_names: DimNames | None = KEEP,
         device: torch.device | None = KEEP,
     ) -> Self:
-        out = _new_object(type(self))
+        out = new_object(type(self))
         out._entries = entries
         out._batch_size = self._batch_size if batch_size is KEEP else batch_size
         out._dim_names = self._dim_names if dim_names is KEEP else dim_names

@@ -16,6 +16,7 @@ from torch import Size, Tensor
 from .._keys import path_of, short
 from .._typing import NO_DEFAULT
 from ..core import lock as locking
+from ..core._torch import new_object
 from ..core.leaf import Leaf, NonTensorDataBase, join
 from ..core.lock import LockState
 from ..core.node import KEEP, Entry, Node
@@ -32,8 +33,6 @@ from .lazy_shape import restructure
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_new_object = object.__new__
 
 
 @register_node
@@ -124,7 +123,7 @@ class LazyStackedTensorDict(TensorDictBase):
     @classmethod
     def _new(cls, members: list[Any], stack_dim: int) -> Self:
         """Make one from a list of nodes (taken over) that is not empty."""
-        out = _new_object(cls)
+        out = new_object(cls)
         out._fill(members, stack_dim)
         return out
 

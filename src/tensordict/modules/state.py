@@ -242,8 +242,12 @@ def _pair(
     former: dict[str, Any] = {}
     for name, entry in node._items():
         if isinstance(entry, Tensor):
-            store: Any = params if name in params else buffers
-            if store is buffers and name not in buffers:
+            store: Any
+            if name in params:
+                store = params
+            elif name in buffers:
+                store = buffers
+            else:
                 unknown.append((*path, name))
                 continue
             old = store[name]

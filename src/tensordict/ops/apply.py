@@ -14,6 +14,7 @@ from .._keys import path_of, short
 from .._typing import NO_DEFAULT, NestedKey, Path
 from ..core import lock as locking
 from ..core import write
+from ..core._torch import foreach_clone
 from ..core.devices import as_device
 from ..core.leaf import Leaf
 from ..core.node import KEEP, Entry, Node
@@ -197,7 +198,7 @@ class ApplyMethods(Node):
             return self._map(lambda x: x.clone(memory_format=memory_format))
         frame, xs = taken_apart(self)
         if groups(frame, xs):
-            return put_together(self, frame, run_grouped(torch._foreach_clone, torch.clone, xs))
+            return put_together(self, frame, run_grouped(foreach_clone, torch.clone, xs))
         return put_together(self, frame, map(torch.clone, xs))
 
     def copy(self) -> Self:

@@ -449,7 +449,7 @@ def _length(part: slice, n: int) -> int:
             f"Cannot index with {part}: step must be greater than zero. Use flip() to reverse."
         )
     try:
-        return len(range(*part.indices(n)))
+        return len(range(n)[part])
     except TypeError as err:
         raise DimError(f"Cannot index with {part}: {err}.") from None
 

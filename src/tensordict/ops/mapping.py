@@ -11,6 +11,7 @@ from .._keys import is_key, path_of, short, unravel_key_to_tuple
 from .._options import option
 from .._typing import NO_DEFAULT, NestedKey, Path
 from ..core import write
+from ..core._torch import new_object
 from ..core.leaf import Leaf, NonTensorData, NonTensorDataBase
 from ..core.node import Entry, Node
 from ..core.traverse import holders, map_entries, rekey
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 IsLeaf = Callable[[type], bool]
-_new_object = object.__new__
 _DictItems: type = type({}.items())
 _DictValues: type = type({}.values())
 
@@ -173,7 +173,7 @@ class MappingMethods(Node):
         """
         if include_nested or leaves_only or sort:
             return ChosenKeysView(self, include_nested, leaves_only, is_leaf, sort)
-        view = _new_object(KeysView)  # without the call of `__init__`
+        view = new_object(KeysView)  # without the call of `__init__`
         view._node = self
         return view
 

@@ -252,7 +252,7 @@ def _flat_on_host(td: Any, records: Node) -> Any:
 def _differ(tensors: list[Tensor], dtypes: list[torch.dtype | None]) -> bool:
     """Whether any tensor is of another dtype than asked for."""
     if not tensors or tensors[0].dtype is not dtypes[0]:
-        return bool(tensors)  # usually the first one tells
+        return len(tensors) > 0  # usually the first one tells
     return any([x.dtype is not dtype for x, dtype in zip(tensors, dtypes)])  # noqa: C419
 
 
@@ -265,7 +265,7 @@ def _routes_beside(td: Any, tensors: list[Tensor], beside: list[Any]) -> list[Ro
     for index, (x, record) in enumerate(zip(tensors, beside)):
         if type(record) is TensorAttrs and record.tgt_layout is not None:
             sharded.append(index)
-        key = (x.dtype, x.device, id(record))
+        key = (x.dtype, x.device, None if record is None else id(record))
         route = known.get(key)
         if route is None:
             route = known[key] = _route_to(x, record)

@@ -127,6 +127,7 @@ class Target:
 
 _TARGET_FIELDS = ("device", "dtype", "layout", "memory_format", "pin")
 _NO_TARGET = Target()
+_WILDCARD = re.compile(r"[*?\[]")
 
 
 @lru_cache(maxsize=4096)
@@ -150,7 +151,7 @@ def predicate(pattern: str) -> Callable[[str], Any]:
     """
     text = pattern.lower()
     core = text.strip("*")
-    if re.search(r"[*?\[]", core) or not core:
+    if _WILDCARD.search(core) or not core:
         return compile_pattern(text).match
     head, tail = text.startswith("*"), text.endswith("*")
     if head and tail:
@@ -320,7 +321,7 @@ class Spec:
 
     entries: Mapping[Path, Target] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
-    default: Target = _NO_TARGET
+    default: Target = field(default_factory=Target)
 
     def with_rules(self, rules: Any) -> Spec:
         """This spec with stronger rules added.

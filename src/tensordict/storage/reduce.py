@@ -201,6 +201,8 @@ def _bytes_of(buffer: Tensor, protocol: int) -> Any:
 def _tensor_of(data: Any) -> Tensor:
     """A writable, aligned uint8 tensor over bytes; copies only when they are not both."""
     array = np.frombuffer(data, dtype=np.uint8)
+    if not array.size:  # numpy may give it the stride 0, which torch views as no other dtype
+        return torch.empty(0, dtype=torch.uint8)
     if not array.flags.writeable or array.ctypes.data % 16:
         array = array.copy()
     return torch.from_numpy(array)

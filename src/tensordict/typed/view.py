@@ -21,6 +21,7 @@ from .._typing import NO_DEFAULT, NestedKey
 from ..containers.base import NodeMethods
 from ..containers.dense import TensorDict
 from ..core import lock as locking
+from ..core._torch import new_object, set_attribute
 from ..core.devices import as_device
 from ..core.leaf import Leaf
 from ..core.node import KEEP, Entry, Node
@@ -35,8 +36,6 @@ from .fields import Options, Spec, no_such_field
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_new_object = object.__new__
-_set_attribute = object.__setattr__
 # What operations set on a result: the state of the node within.
 _STATE = frozenset({"_batch_size", "_device", "_dim_names", "_lock", "_undo"})
 
@@ -90,7 +89,7 @@ class TypedView(NodeMethods):
         if names is not None:
             inner._dim_names = check_names(names, batch)
         entries = inner._entries
-        _set_attribute(self, "_inner", inner)
+        set_attribute(self, "_inner", inner)
         for name, value in values.items():
             entry = spec.entry(inner, name, value)
             if entry is not None:
@@ -104,8 +103,8 @@ class TypedView(NodeMethods):
     @classmethod
     def _over(cls, inner: Any) -> Self:
         """The class over a node: no check, no copy."""
-        out = _new_object(cls)
-        _set_attribute(out, "_inner", inner)
+        out = new_object(cls)
+        set_attribute(out, "_inner", inner)
         return out
 
     @classmethod
@@ -327,18 +326,18 @@ class TypedView(NodeMethods):
 
     def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
         # `_over`, spelled out here and below: the end of nearly every operation.
-        out = _new_object(type(self))
-        _set_attribute(out, "_inner", self._inner._rebuild(leaves))
+        out = new_object(type(self))
+        set_attribute(out, "_inner", self._inner._rebuild(leaves))
         return out
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        out = _new_object(type(self))
-        _set_attribute(out, "_inner", self._inner._map(fn))
+        out = new_object(type(self))
+        set_attribute(out, "_inner", self._inner._map(fn))
         return out
 
     def _restructure(self, op: StructuralOp) -> Self:
-        out = _new_object(type(self))
-        _set_attribute(out, "_inner", self._inner._restructure(op))
+        out = new_object(type(self))
+        set_attribute(out, "_inner", self._inner._restructure(op))
         return out
 
     def _divide(self, op: DividingOp) -> list[Self]:
