@@ -7,9 +7,20 @@ import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.distributed import Channel, Pending, asleep, channel, irecv, isend, recv
+from tensordict.distributed import (
+    Channel,
+    Pending,
+    StagedTransport,
+    asleep,
+    channel,
+    irecv,
+    isend,
+    recv,
+)
 from tensordict.distributed.testing import CountingTransport, Fault, FaultyTransport, LoopbackGroup
 from tensordict.errors import ChannelClosed, PeerLost, TransferError, TransferTimeout
+
+from .test_staged import Device, LikeNccl
 
 
 def weights(i, n=3):
@@ -183,6 +194,35 @@ def test_an_error_in_the_block_is_not_hidden_by_the_end_of_the_channel():
         out.publish(weights(1))
     with pytest.raises(PeerLost, match="rank 0 gave up"):
         recv(0, transport=group.transport(1))
+
+
+class Sided(LikeNccl):
+    """Device memory, with a side channel of the host over which two ranks connect anew."""
+
+    def reconnect(self, peer, key, timeout=None):
+        return self.inner.reconnect(peer, key, timeout)
+
+
+def test_a_channel_over_device_memory_goes_on_over_the_host():
+    def main(transport):
+        device = Device()
+        inner = Sided(transport, device)
+        staged = StagedTransport(
+            inner, torch.device("cuda", 0), to_device=device.to_device, is_there=device.is_there
+        )
+        end = Channel(0, 1, transport=staged, timeout=20)
+        for i in (1, 2):
+            if transport.rank == 0:
+                end.publish(weights(i, n=100_000))
+            else:
+                got = end.recv(version=i)
+                assert got["w"].eq(i).all() and got["step"] == f"step {i}"
+            counts.append(sum(not m.control for m in inner.messages))
+            end.reset()
+
+    counts = []
+    LoopbackGroup(2).run(main)
+    assert counts == [2] * 4  # large and packed; none after the reset
 
 
 class _Held:

@@ -15,10 +15,12 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from ..errors import PeerLost, TransferError, TransferTimeout
+from ..errors import PeerLost, TransferTimeout
 
 _LONGEST_PAUSE: Final = 0.05
-_LEAST_S: Final = 0.1  # for the connections, once both ends are known to be there
+# Seconds for the connections, once both ends are known to be there.
+_LEAST_S: Final = 0.1
+_LONGEST_TRY: Final = 5.0
 
 
 def connect_pair(store: Any, key: str, me: int, peer: int, timeout: float) -> Any:
@@ -35,20 +37,25 @@ def connect_pair(store: Any, key: str, me: int, peer: int, timeout: float) -> An
         PeerLost: the process that keeps the store is gone.
     """
     end = time.monotonic() + timeout
-    try:
+    while True:
         mine = secrets.token_hex(8)
-        theirs = _meet(store, key, me, peer, mine, end)
+        try:
+            theirs = _meet(store, key, me, peer, mine, end)
+        except TransferTimeout:
+            raise
+        except RuntimeError as error:
+            text = f"the store of the process group is gone: {str(error).splitlines()[0]}"
+            raise PeerLost(text) from None
+        left = max(end - time.monotonic(), _LEAST_S)
         names = (mine, theirs) if me < peer else (theirs, mine)
-        left = timedelta(seconds=max(end - time.monotonic(), _LEAST_S))
         prefix = torch._C._distributed_c10d.PrefixStore(f"{key}/{'.'.join(names)}", store)
-        return dist.ProcessGroupGloo(prefix, int(me > peer), 2, left)
-    except TransferError:
-        raise
-    except RuntimeError as error:
-        text = str(error).splitlines()[0]
-        if "timeout" in text.lower() or "timed out" in text.lower():
-            raise TransferTimeout(f"the connections were not made in time: {text}") from None
-        raise PeerLost(f"the store of the process group is gone: {text}") from None
+        try:
+            limit = timedelta(seconds=min(left, _LONGEST_TRY))
+            return dist.ProcessGroupGloo(prefix, int(me > peer), 2, limit)
+        except RuntimeError as error:  # the peer gave up in between: it may come again
+            if time.monotonic() >= end:
+                text = f"the connections were not made in time: {str(error).splitlines()[0]}"
+                raise TransferTimeout(text) from None
 
 
 def _meet(store: Any, key: str, me: int, peer: int, mine: str, end: float) -> str:
