@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensordict import NonTensorStack, TensorDict, lazy_stack
-from tensordict.core.traverse import leaves
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
+from tensordict.core.traverse import entries_with_path, leaves
 from tensordict.distributed import (
     all_gather,
     all_reduce,
@@ -936,3 +938,75 @@ def test_messages_of_a_consolidated_tree():
             return out
 
         assert run(main)[0] == [cold, steady, steady]
+
+
+# --- any tree ---------------------------------------------------------------------------------
+
+NAMES = st.sampled_from("abcdef")
+LEAF = st.tuples(
+    st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 1000)
+)
+# A tree as plain values: a leaf is a tuple, a node a list of pairs, a tie the number of a leaf.
+TREES = st.recursive(
+    LEAF | st.integers(0, 3) | st.text(max_size=3),
+    lambda inner: st.lists(st.tuples(NAMES, inner), max_size=5, unique_by=lambda kv: kv[0]),
+    max_leaves=12,
+).filter(lambda drawn: isinstance(drawn, list))
+
+
+def grown(drawn, shift, tied):
+    """The tensordict of drawn values; ``tied`` says whether ties are one memory or copies."""
+    made = []
+
+    def node(pairs):
+        out = TensorDict()
+        for name, what in pairs:
+            if isinstance(what, list):
+                out[name] = node(what)
+            elif isinstance(what, str):
+                out[name] = f"{what} {shift}"
+            elif isinstance(what, tuple):
+                dtype, shape, seed = what
+                made.append(random(shape, dtype, seed + shift))
+                out[name] = made[-1]
+            elif made:
+                x = made[what % len(made)]
+                out[name] = x if tied else x.clone()
+        return out
+
+    return node(drawn)
+
+
+def texts(td):
+    return [leaf.tolist() for _, leaf in entries_with_path(td) if isinstance(leaf, NonTensorData)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(TREES, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.booleans())
+def test_any_tree_between_any_sides(drawn, there, here, atomic, tied, shuffle):
+    td, out = grown(drawn, 0, tied=True), grown(drawn, 1, tied=tied)
+    want = td.clone()
+    if shuffle:
+        out = TensorDict(dict(reversed(list(out.items()))))
+        want = TensorDict(dict(reversed(list(want.items()))))
+    td = td.consolidate() if there else td
+    out = out.consolidate() if here else out
+
+    def main(transport):
+        if transport.rank == 0:
+            for _ in range(2):
+                send(td, 1, transport=transport)
+            return all_gather(td, transport=transport)
+        new = recv(0, transport=transport)
+        recv(0, out=out, transport=transport, atomic=atomic)
+        same_ties = tied or not describe(td).schema.ties
+        everyone = all_gather(out if same_ties else td, transport=transport)
+        return new, everyone
+
+    got, (new, everyone) = run(main)
+    for x in (new, *got, *everyone[: 1 if shuffle else 2]):
+        if not shuffle or x is new:
+            assert equal(x, td) and texts(x) == texts(td)
+    assert equal(out, want) and texts(out) == texts(want)
+    assert new.is_consolidated() == there and out.is_consolidated() == here
+    assert equal(pickle.loads(pickle.dumps(new)), td)
