@@ -56,6 +56,35 @@ def test_every_changed_byte_is_noticed(header, at, mask):
         wire.parse_header(bytes(packed))
 
 
+def test_every_byte_of_a_header_matters():
+    packed = Header(Kind.DATA, schema_nbytes=100, payload_nbytes=1000, digest=bytes(16)).pack()
+    for at in range(64):
+        for value in set(range(256)) - {packed[at]}:
+            changed = bytearray(packed)
+            changed[at] = value
+            with pytest.raises(WireError):
+                wire.parse_header(bytes(changed))
+
+
+def test_sealed_headers_of_any_byte_are_read_or_refused():
+    packed = Header(Kind.DATA, schema_nbytes=100, payload_nbytes=1000, digest=bytes(16)).pack()
+    limits, read = Limits(max_schema_nbytes=4096, max_payload_nbytes=4096), set()
+    for at in range(60):
+        for value in set(range(256)) - {packed[at]}:
+            changed = bytearray(packed)
+            changed[at] = value
+            try:
+                header = wire.parse_header(resealed(changed))
+                wire.check_limits(header, limits)
+            except WireError:
+                continue
+            read.add(at)
+            assert header.schema_nbytes <= 4096 and header.payload_nbytes <= 4096
+            assert header.pack() == resealed(changed) or at == 5  # the minor version is not kept
+    # The minor version, flags, lengths within the limits, the digest, the checksum, the numbers.
+    assert read == {*range(5, 10), 16, 17, *range(24, 60)}
+
+
 def resealed(packed: bytearray) -> bytes:
     packed[60:64] = struct.pack("<I", zlib.crc32(bytes(packed[:60])))
     return bytes(packed)

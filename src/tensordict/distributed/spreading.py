@@ -122,9 +122,7 @@ def _broadcast_to(round_: Round, source: int, device: torch.device | None) -> No
             entry = round_.endpoint.catalogue.add(learn(text, header.digest, round_.limits))
         if header.one_buffer:
             entry = entry.whole()
-        values_nbytes = header.payload_nbytes - entry.packing.nbytes
-        if values_nbytes < 0 or (values_nbytes > 0) != bool(entry.schema.values):
-            raise WireError("the payload does not fit the schema", 16)
+        values_nbytes = _values_nbytes(round_, entry, header.payload_nbytes)
         if any(c.kind == composite.DTENSOR for c in entry.schema.composites):
             raise TransferError(
                 "Cannot broadcast shards of distributed tensors. Gather them first."
@@ -167,6 +165,17 @@ def _spread_payload(round_: Round, source: int, messages: Sequence[Tensor]) -> N
 
 def _as_bytes(x: Tensor) -> Tensor:
     return x.reshape(-1).view(torch.uint8)
+
+
+def _values_nbytes(round_: Round, entry: Known, payload_nbytes: int) -> int:
+    """What a payload holds beside the leaves: no rank may make others allocate what it likes."""
+    nbytes = payload_nbytes - entry.packing.nbytes
+    if nbytes < 0 or (nbytes > 0) != bool(entry.schema.values):
+        raise WireError("the payload does not fit the schema", 16)
+    if nbytes > round_.limits.max_schema_nbytes:
+        limit = round_.limits.max_schema_nbytes
+        raise WireError(f"{nbytes} bytes of values are above the limit of {limit}", 16)
+    return nbytes
 
 
 def _values_of(described: Described, entry: Known) -> bytes:
@@ -254,8 +263,8 @@ def all_gather(
             entry, error = None, caught
     total = 0 if entry is None else entry.packing.nbytes + len(values)
     agreed = agree(round_, described, entry, error, total, one_buffer=buffer is not None)
-    room = max(agreed.totals) - agreed.entry.packing.nbytes
     entry = agreed.entry
+    room = max([_values_nbytes(round_, entry, total) for total in agreed.totals])
     if agreed.one_buffer and buffer is not None:
         entry = entry.whole()
         mine = [x for x in (buffer, _padded(values, room)) if x.numel()]
