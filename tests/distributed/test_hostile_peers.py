@@ -95,9 +95,10 @@ def test_answers_of_any_kind(monkeypatch):
 
 
 def test_schemas_that_come_when_asked_for(monkeypatch):
-    _, schema, payload = good_frame()
+    frames = [good_frame(one_buffer) for one_buffer in (False, True)]
 
     def attack(rng, group):
+        _, schema, payload = rng.choice(frames)
         text = bytearray(schema)
         for _ in range(rng.randint(0, 2)):
             text[rng.randrange(len(text))] = rng.randrange(32, 127)
@@ -112,6 +113,7 @@ def test_schemas_that_come_when_asked_for(monkeypatch):
             payload_nbytes=rng.choice([len(payload)] * 6 + NUMBERS),
             digest=wire.schema_digest(bytes(text)),
             strict=rng.random() < 0.7,
+            one_buffer=rng.random() < 0.5,
         )
         peer = group.transport(0)
         peer.isend(as_tensor(frame_of(said, b"", b"")), 1, 0)
@@ -168,6 +170,7 @@ def hostile_header(rng, mine):
         schema_nbytes=rng.choice(NUMBERS),
         payload_nbytes=rng.choice(NUMBERS),
         digest=rng.choice([mine.digest, bytes(16), rng.randbytes(16)]),
+        one_buffer=rng.random() < 0.5,
         sequence=rng.choice([mine.sequence, 0]) if rng.random() < 0.3 else mine.sequence,
     )
     packed = bytearray(header.pack())
@@ -229,9 +232,10 @@ def test_values_of_another_rank_are_within_the_limits(monkeypatch, more, value):
 
 def test_what_a_source_broadcasts(monkeypatch):
     limit_collectives(monkeypatch)
-    parts = good_frame()
+    frames = [good_frame(one_buffer) for one_buffer in (False, True)]
 
     def attack(rng, group):
+        parts = rng.choice(frames)
         frame = mutate(rng, *parts)
         lies = [as_tensor(frame), as_tensor(parts[1]), as_tensor(parts[0].pack())]
         repr(against(group, lies, lambda t: broadcast(None, 0, transport=t, timeout=0.02)))

@@ -339,6 +339,7 @@ def alike(a: Schema, b: Schema) -> bool:
         and a.shapes == b.shapes
         and a.headers == b.headers
         and a.kinds == b.kinds
+        and a.values == b.values
         and a.composites == b.composites
         and a.ties == b.ties
     )
