@@ -51,7 +51,8 @@ class Channel:
 
     Every rank of the group may make one, the two ends have to.  A publication that the receiver
     has not taken is replaced by the next one.  The receiver listens from the start, on a thread
-    of its own; the publisher ends the channel, by `close` or the end of a ``with`` block.
+    of its own; the publisher ends the channel, by `close` or the end of a ``with`` block.  After a
+    `TransferTimeout` or a `PeerLost` whose process is still there, both ends call `reset`.
 
     Args:
         src: the rank that publishes, in the world.

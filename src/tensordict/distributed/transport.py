@@ -67,7 +67,8 @@ class Transport(Protocol):
 
     Tensors are contiguous.  Messages of one (source, destination, tag) arrive in order.
     ``control`` marks frames, answers and schemas (always CPU bytes), which a transport
-    may carry on another channel than payloads.
+    may carry on another channel than payloads.  One that can connect two ranks anew has a method
+    ``reconnect`` besides, as `TorchTransport` has: `Channel.reset` needs it.
     """
 
     @property
