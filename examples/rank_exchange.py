@@ -83,6 +83,8 @@ def main(rank: int, size: int) -> list[str]:
 if __name__ == "__main__":
     if "RANK" in os.environ:  # torchrun
         dist.init_process_group("gloo")
+        if dist.get_world_size() < 2:
+            raise SystemExit("An exchange takes two ranks: torchrun --nproc-per-node 2")
         main(dist.get_rank(), dist.get_world_size())
         dist.destroy_process_group()
     else:
