@@ -8,10 +8,17 @@ from tensordict.distributed import (
     StagedTransport,
     all_gather,
     all_reduce,
+    all_to_all,
     broadcast,
+    gather,
+    gather_and_stack,
     isend,
     recv,
+    reduce,
+    reduce_scatter,
+    scatter,
     send,
+    sendrecv,
 )
 from tensordict.distributed.loopback import LoopbackGroup
 from tensordict.distributed.testing import CountingTransport
@@ -125,6 +132,37 @@ def test_every_payload_goes_through_the_device(form):
         assert mine["big"].eq(1).all() and mine["many", "k3"].eq(1).all()
 
     LoopbackGroup(2, timeout=10).run(main)
+
+
+def test_every_collective_and_form_goes_through_the_device():
+    def main(transport):
+        transport = staged(transport)
+        n, me = transport.size, transport.rank
+        mine = tree(float(me))
+        got = sendrecv(mine, (me + 1) % n, (me - 1) % n, transport=transport)
+        assert got["big"].eq((me - 1) % n).all() and got["many", "k3"].eq((me - 1) % n).all()
+        into = tree(9.0)
+        sendrecv(mine, (me + 1) % n, (me - 1) % n, out=into, transport=transport)
+        assert into["big"].eq((me - 1) % n).all()
+        parts = gather(mine, 0, transport=transport)
+        assert (me > 0) == (parts is None)
+        assert parts is None or [x["big"][0].item() for x in parts] == list(range(n))
+        sent = [tree(10.0 + r) for r in range(n)] if me == 1 else None
+        assert scatter(sent, 1, transport=transport)["big"].eq(10 + me).all()
+        swapped = all_to_all([tree(float(10 * me + r)) for r in range(n)], transport=transport)
+        assert [x["small"][0].item() for x in swapped] == [10 * r + me for r in range(n)]
+        reduce(mine, 2, transport=transport)
+        assert mine["big"].eq(sum(range(n)) if me == 2 else me).all()
+        summed = reduce_scatter([tree(float(r)) for r in range(n)], transport=transport)
+        assert summed["big"].eq(n * me).all() and summed["many", "k7"].eq(n * me).all()
+        pending = all_reduce(summed, "avg", transport=transport, async_op=True)
+        pending.wait()
+        assert summed["big"].eq(n * sum(range(n)) / n).all()
+        rows = tree(0.0).expand(n - 1).clone() if me == 0 else tree(float(me))
+        rows = gather_and_stack(rows, 0, transport=transport)
+        assert rows is None or [x["big"][0].item() for x in rows] == list(range(1, n))
+
+    LoopbackGroup(3, timeout=10).run(main)
 
 
 def test_one_exchange_at_a_time_without_tags():
