@@ -282,6 +282,7 @@ def _lifetime(rank, size):
         channel.reset(timeout=20)
         goes_on(channel, 3 + 2 * i)
         counts.append(n_connections())
+    dist.barrier()
     channel.close()
     if rank == 1:
         with pytest.raises(ChannelClosed):
