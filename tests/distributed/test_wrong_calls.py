@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.distributed import irecv, isend, recv, send, sendrecv
+from tensordict.distributed import broadcast, irecv, isend, recv, send, sendrecv
 from tensordict.distributed.testing import CountingTransport, LoopbackGroup, run_ranks
 from tensordict.errors import TransferError, UnsupportedLeaf
 
@@ -49,11 +49,16 @@ def test_what_is_no_tensordict_is_told_to_the_peer(junk):
 def test_a_device_that_is_not_there_is_told_to_the_sender():
     if torch.cuda.is_available():
         pytest.skip("there is such a device")
+    text = "Cannot receive on the device cuda"
     sent, got = between(
         lambda t: send(tree(), 1, transport=t), lambda t: recv(0, device="cuda", transport=t)
     )
-    assert isinstance(sent, TransferError) and isinstance(got, Exception)
-    assert str(got) in str(sent)
+    assert type(sent) is type(got) is TransferError and text in str(got) and text in str(sent)
+    sent, got = between(
+        lambda t: broadcast(tree(), 0, transport=t),
+        lambda t: broadcast(None, 0, device="cuda", transport=t),
+    )
+    assert type(sent) is type(got) is TransferError and text in str(got) and text in str(sent)
 
 
 def test_leaves_without_memory_cannot_be_received_into():

@@ -12,9 +12,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+import torch
+
+from .._typing import Path
 from ..core.devices import as_device
+from ..core.leaf import Leaf
+from ..core.lock import touched
 from ..core.node import Node
-from ..errors import TransferError
+from ..core.traverse import leaves_with_path, nodes_with_path
+from ..errors import TransferError, UnsupportedLeaf
 from . import protocol
 from .endpoint import endpoint_of
 from .link import Request
@@ -105,8 +111,8 @@ def gather_and_stack(
     """Write the tensordicts of the other ranks into the rows of one.
 
     Args:
-        td: on ``dst`` a tensordict of batch size ``[ranks - 1, *B]``, one row for each other
-            rank in order; on the others what they contribute, of batch size ``[*B]``.
+        td: on ``dst`` a tensordict of batch size ``[ranks - 1, *B]`` of dense leaves, one row for
+            each other rank in order; on the others what they contribute, of batch size ``[*B]``.
         dst, group, group_dst, timeout, transport: see `gather`.
 
     Returns:
@@ -120,13 +126,50 @@ def gather_and_stack(
     if transport.rank != target:
         protocol.run_send(_request(transport, target, _GATHER, timeout), td)
         return None
-    rows = _rows(td, transport.size - 1)
     others = [rank for rank in range(transport.size) if rank != target]
-    _receive_all(
-        [_request(transport, rank, _GATHER, timeout) for rank in others],
-        [Into(row) for row in rows],
-    )
+    requests = [_request(transport, rank, _GATHER, timeout) for rank in others]
+    try:
+        rows = _rows(td, len(others))
+    except Exception as error:
+        _refuse_all(requests, error)
+        raise
+    _receive_all(requests, [Into(row) for row in rows])
+    _lift_values(td, rows)
     return td
+
+
+def _lift_values(td: Node, rows: Sequence[Any]) -> None:
+    """Rows share the memory of tensors; their other values are theirs alone."""
+    stacks: list[Path] = []  # the rows of a stack are its members
+    for path, node in nodes_with_path(td):
+        if node._members() is not None:
+            stacks.append(path)
+        if any(path[: len(stack)] == stack for stack in stacks):
+            continue
+        for name in [name for name, entry in node._items() if isinstance(entry, Leaf)]:
+            stacked: Any = torch.stack([row.select((*path, name)) for row in rows])
+            for part in path:
+                stacked = stacked._fetch(part)
+            node._store(name, stacked._fetch(name))
+            touched(node)
+
+
+class _Refusing(New):
+    """Takes nothing, and says why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def look(self, request: Request) -> Exception | None:
+        return self._error
+
+
+def _refuse_all(requests: Sequence[Request], error: Exception) -> None:
+    """Tell those who send why nothing is taken."""
+    for request in requests:
+        with suppress(Exception):  # what is wrong here matters more than who heard it
+            protocol.run_recv(request, _Refusing(error))
 
 
 def _rows(td: Any, n: int) -> list[Node]:
@@ -135,6 +178,9 @@ def _rows(td: Any, n: int) -> list[Node]:
             f"Cannot gather {n} rows into a tensordict of batch size {list(td._batch_size)}. "
             f"Expected one row for each other rank: [{n}, ...]."
         )
+    for path, leaf in leaves_with_path(td):
+        if leaf.layout not in (torch.strided, torch.jagged):
+            raise UnsupportedLeaf(path, f"a leaf of layout {leaf.layout} among rows")
     return [td[k] for k in range(n)]
 
 
@@ -209,21 +255,22 @@ def all_to_all(
     """
     transport = TorchTransport.of(group) if transport is None else transport
     n, me = transport.size, transport.rank
-    if len(tds) != n:
-        raise ValueError(
-            f"Cannot exchange {len(tds)} tensordicts. Expected one for each of {n} ranks."
-        )
     out: list[Any] = [None] * n
-    out[me] = tds[me]
     errors: list[BaseException] = []
+    if len(tds) != n:  # the others hear of it, each in its turn
+        text = f"Cannot exchange {len(tds)} tensordicts. Expected one for each of {n} ranks."
+        errors.append(ValueError(text))
+
+    def send_to(dst: int) -> None:
+        request = _request(transport, dst, _ALL_TO_ALL, timeout)
+        if len(tds) != n:
+            protocol.run_error(request, ValueError(text))
+        else:
+            protocol.run_send(request, tds[dst])
+
     for shift in range(1, n):
         dst, src = (me + shift) % n, (me - shift) % n
-        sending = Pending(
-            lambda dst=dst: protocol.run_send(  # type: ignore[misc]
-                _request(transport, dst, _ALL_TO_ALL, timeout), tds[dst]
-            ),
-            f"all_to_all to rank {dst}",
-        )
+        sending = Pending(partial(send_to, dst), f"all_to_all to rank {dst}")
         request = _request(transport, src, _ALL_TO_ALL, timeout)
         try:
             out[src] = protocol.run_recv(request, New(locks=False))
@@ -234,6 +281,7 @@ def all_to_all(
             errors.append(unsent)
     if errors:
         raise errors[0]
+    out[me] = tds[me]
     return out
 
 

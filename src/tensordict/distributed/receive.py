@@ -76,6 +76,17 @@ def bundled(td: Any) -> tuple[Any, int | None]:
 # --- a new tensordict ---------------------------------------------------------------------
 
 
+def no_device(device: torch.device | None) -> TransferError | None:
+    """Why nothing can be received on a device: it is not there."""
+    if device is None or device.type in ("cpu", "meta"):
+        return None
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:
+        return TransferError(f"Cannot receive on the device {device}: {error}")
+    return None
+
+
 class New:
     """Receive as a new tensordict; packed leaves share one buffer.
 
@@ -97,11 +108,9 @@ class New:
 
     def look(self, request: Request) -> Exception | None:
         """Lay out what the peer will probably send, since there is nothing else to do."""
-        if self.device.type not in ("cpu", "meta"):
-            try:
-                torch.empty(0, device=self.device)
-            except Exception as error:  # a device that is not there: the sender hears of it
-                return error
+        trouble = no_device(self.device)
+        if trouble is not None:
+            return trouble
         entry = request.endpoint.expected(request.peer)
         if entry is None or entry.schema.values:
             return None

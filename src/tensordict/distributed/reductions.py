@@ -24,7 +24,7 @@ from ..errors import SchemaMismatch, UnsupportedLeaf
 from ..storage.buffer import fill
 from ..storage.values import dtype_name
 from . import composite
-from .agreement import Round, agree, round_of, taken_in
+from .agreement import Round, agree, confirm, round_of, taken_in
 from .describe import Described
 from .endpoint import Known, Taken
 from .one_buffer import written
@@ -92,6 +92,8 @@ class _Reduction:
 
     def options(self, bucket_bytes: int | None) -> str:
         """What has to be the same on every rank; scales may differ."""
+        if bucket_bytes is not None and bucket_bytes < 1:
+            raise ValueError(f"Cannot use buckets of {bucket_bytes} bytes. Expected 1 or more.")
         name = "avg" if self.average else str(self.op).rpartition(".")[2].lower()
         return f"op={name}, accumulate_dtype={self.accumulate}, bucket_bytes={bucket_bytes}"
 
@@ -277,10 +279,12 @@ def reduce_scatter(
     round_ = round_of("reduce_scatter", group, transport, timeout)
     how = reduction_of(op, scale, accumulate_dtype)
     if len(tds) != round_.transport.size:
-        raise ValueError(
+        round_.options = f"to 0, {how.options(None)}"
+        error = ValueError(
             f"Cannot reduce_scatter {len(tds)} tensordicts. "
             f"Expected one for each of the {round_.transport.size} ranks."
         )
+        confirm(round_, None, error)  # raises it, and something like it on the others
     finishes = []
     distinct = len({id(td) for td in tds}) == len(tds)
     for rank, td in enumerate(tds):

@@ -19,7 +19,7 @@ from .agreement import Round, agree, confirm, described_in, round_of
 from .describe import Described, decode_values, encode_values
 from .endpoint import Known, learn
 from .packing import PACK_BELOW, Stage, sendable
-from .receive import Landing, New
+from .receive import Landing, New, no_device
 from .refusal import decode_error, encode_error
 from .transport import Transport, Work, bytes_tensor, group_rank
 from .wire import Header, Kind
@@ -123,6 +123,9 @@ def _broadcast_to(round_: Round, source: int, device: torch.device | None) -> No
         if header.one_buffer:
             entry = entry.whole()
         values_nbytes = _values_nbytes(round_, entry, header.payload_nbytes)
+        trouble = no_device(device)
+        if trouble is not None:
+            raise trouble
         if any(c.kind == composite.DTENSOR for c in entry.schema.composites):
             raise TransferError(
                 "Cannot broadcast shards of distributed tensors. Gather them first."
