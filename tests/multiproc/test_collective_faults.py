@@ -170,6 +170,26 @@ def test_a_late_rank_is_a_timeout_that_says_what_is_missing():
         assert "rank 0 to rank 2 are all connected" in text
 
 
+def late_and_other(rank, size):
+    """A rank comes when the others have given up, with another structure, and goes on."""
+    outcomes = []
+    if rank == 2:
+        time.sleep(1.2)
+    for k in range(3):
+        td = TensorDict({"a": torch.ones(3 + (rank == 2)), f"k{k}": torch.ones(2)})
+        with pytest.raises((PeerLost, TransferTimeout)) as caught:
+            all_gather(td, timeout=0.4 if rank < 2 else 2)
+        outcomes.append(type(caught.value).__name__)
+    return outcomes, str(caught.value)
+
+
+def test_after_a_timeout_no_message_of_another_collective_meets_a_rank():
+    # gloo ends a process that receives more than it expects.
+    for outcomes, text in run_ranks(late_and_other, 3, reuse=False):
+        assert outcomes == ["TransferTimeout", "PeerLost", "PeerLost"]
+        assert "gave up a collective of this group before" in text and "new group" in text
+
+
 def survivors(rank, size):
     """Those who are left go on with each other after a receive that was cut."""
     dist.barrier()

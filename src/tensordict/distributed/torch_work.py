@@ -133,13 +133,21 @@ class CollectiveWork:
         transport: what looks after the ranks.
         group: the process group; it is never destroyed once a collective was given up, because
             that would wait for gloo's thread, which nobody can wake.
+        gave_up: called with the reason when it is given up.
     """
 
-    __slots__ = ("_begun", "_group", "_tensors", "_transport", "_work")
+    __slots__ = ("_begun", "_gave_up", "_group", "_tensors", "_transport", "_work")
 
     def __init__(
-        self, work: Any, tensors: tuple[Tensor, ...], *, transport: Transport, group: Any
+        self,
+        work: Any,
+        tensors: tuple[Tensor, ...],
+        *,
+        transport: Transport,
+        group: Any,
+        gave_up: Callable[[str], None] | None = None,
     ) -> None:
+        self._gave_up = gave_up
         self._work = work
         self._tensors = tensors
         self._transport = transport
@@ -172,8 +180,9 @@ class CollectiveWork:
             if lost and hope == math.inf:
                 hope = now + self._hope(now - self._begun)
             if now >= min(hope, end):
-                self._give_up()
-                raise self._lost(lost) if lost else self._late(timeout)
+                error = self._lost(lost) if lost else self._late(timeout)
+                self._give_up(error)
+                raise error
             pause = LOOK_AFTER if lost else pause_after(now - start)
             if self._over(min(pause, hope - now, end - now)):
                 return
@@ -220,5 +229,7 @@ class CollectiveWork:
             f"{name_of(n - 1)} are all connected: one is late, stuck, or not in the call."
         )
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: TransferError) -> None:
+        if self._gave_up is not None:
+            self._gave_up(str(error))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))

@@ -131,6 +131,7 @@ class TorchTransport:
         )
         self._lost: dict[int, str] = {}
         self._given_up: tuple[int, int, float] | None = None
+        self._left_behind = ""  # the collective that was given up, and why
         self._limit: float | None = None  # of a wait, if not that of the group
 
     @staticmethod
@@ -231,13 +232,27 @@ class TorchTransport:
         )
 
     def _started(self, start: Callable[[], Any], group: Any, *tensors: Tensor) -> Work:
+        if self._left_behind:
+            # What it still sends could meet the messages of this one, which are of other sizes:
+            # gloo ends the process of whoever receives them.
+            raise PeerLost(
+                f"{self.name_of(self._rank)} gave up a collective of this group before "
+                f"({self._left_behind}), and its messages may still come. Make a new group for "
+                "further collectives."
+            )
         try:
             work = start()
         except RuntimeError as error:
             raise translate(error) from None
         if tensors[0].device.type == "cpu":
-            return CollectiveWork(work, tensors, transport=self, group=group)
+            return CollectiveWork(
+                work, tensors, transport=self, group=group, gave_up=self._leave_behind
+            )
         return TorchWork(work, tensors)
+
+    def _leave_behind(self, reason: str) -> None:
+        """Note that a collective was given up, which goes on in gloo's thread."""
+        self._left_behind = reason
 
     def lost(self, ranks: Iterable[int]) -> dict[int, str]:
         """The ranks whose connection to this one was closed.
