@@ -180,14 +180,16 @@ class Agreement:
     """What all ranks of a collective agree on.
 
     Attributes:
-        described: this rank's tensordict, in the order of the common schema.
+        described: this rank's tensordict, in the order of the common schema, but for its values.
         entry: that schema.
+        entries: the schema of every rank, in whose order and form its values are.
         totals: the payload bytes of every rank.
         one_buffer: whether every rank's tensordict is one buffer of that schema.
     """
 
     described: Described
     entry: Known
+    entries: list[Known]
     totals: list[int]
     one_buffer: bool
 
@@ -218,15 +220,17 @@ def agree(
     """`confirm`, and bring this rank's tensordict into the order that all ranks use."""
     totals, schemas, whole = confirm(round_, entry, error, payload_nbytes, one_buffer=one_buffer)
     assert described is not None and entry is not None
+    entries = [entry] * len(totals)
     if schemas:
-        common = round_.endpoint.catalogue.of(schemas[0])
+        entries = [round_.endpoint.catalogue.of(schema) for schema in schemas]
+        common = entries[0]
         if common is not entry:
             if alike(common.schema, entry.schema):
                 described = replace(described, schema=common.schema)
             else:
                 described = reordered(common.schema, entry.schema, described)
             entry = common
-    return Agreement(described, entry, totals, whole)
+    return Agreement(described, entry, entries, totals, whole)
 
 
 def _reconcile(

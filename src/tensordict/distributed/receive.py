@@ -426,7 +426,10 @@ def _tied_here(sent: Schema, here: Schema) -> list[tuple[Any, str]]:
 
 
 def reordered(sent: Schema, here: Schema, mine: Described) -> Described:
-    """The same tensordict in the order of the sender's schema: leaves are matched by key."""
+    """The same tensordict in the order of the sender's schema: leaves are matched by key.
+
+    Its values stay in their order; ``sites`` are those of the sender's.
+    """
     found = {path: place.first for path, place in places(here) if place.letter != NODE}
     parts: list[Tensor] = []
     sites, whole_sites = [], []
@@ -444,3 +447,11 @@ def reordered(sent: Schema, here: Schema, mine: Described) -> Described:
         else:
             parts.append(mine.parts[first])
     return Described(sent, parts, mine.values, sites, whole_sites, [])
+
+
+def values_of(sent: Schema, here: Schema, values: Sequence[Leaf]) -> Sequence[Leaf]:
+    """The values of one schema in the order of another one."""
+    if sent.keys == here.keys:
+        return values
+    found = {path: place.first for path, place in places(sent) if place.letter == VALUE}
+    return [values[found[path]] for path, place in places(here) if place.letter == VALUE]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.devices import as_device
+from ..core.leaf import Leaf
 from ..core.node import Node
 from ..errors import TransferError, WireError
 from . import composite, wire
@@ -19,7 +20,7 @@ from .agreement import Round, agree, confirm, described_in, round_of
 from .describe import Described, decode_values, encode_values
 from .endpoint import Known, learn
 from .packing import PACK_BELOW, Stage, sendable
-from .receive import Landing, New, no_device
+from .receive import Landing, New, no_device, values_of
 from .refusal import decode_error, encode_error
 from .transport import Transport, Work, bytes_tensor, group_rank
 from .wire import Header, Kind
@@ -140,7 +141,7 @@ def _broadcast_to(round_: Round, source: int, device: torch.device | None) -> No
     messages = entry.packing.messages(landing.packed)
     _spread_payload(round_, source, [*messages, *landing.large])
     landing.prepare()
-    return landing.commit(_read_values(entry, landing.packed))
+    return landing.commit(_read(entry, landing.packed[entry.packing.packed_nbytes :]))
 
 
 def _broadcast_schema(round_: Round, source: int, header: Header, frame: Tensor) -> bytes:
@@ -188,12 +189,11 @@ def _values_of(described: Described, entry: Known) -> bytes:
     return json.dumps(forms, separators=(",", ":")).encode()
 
 
-def _read_values(entry: Known, message: Tensor) -> Sequence[Any]:
+def _read(entry: Known, values: Tensor) -> Sequence[Leaf]:
     if not entry.schema.values:
         return ()
-    raw = message[entry.packing.packed_nbytes :].numpy().tobytes().rstrip(b"\0")
     try:
-        return decode_values(entry.schema, json.loads(raw))
+        return decode_values(entry.schema, json.loads(values.numpy().tobytes().rstrip(b"\0")))
     except (ValueError, RecursionError) as error:
         raise WireError(f"the values are not JSON: {error}") from None
 
@@ -267,7 +267,7 @@ def all_gather(
     total = 0 if entry is None else entry.packing.nbytes + len(values)
     agreed = agree(round_, described, entry, error, total, one_buffer=buffer is not None)
     entry = agreed.entry
-    room = max([_values_nbytes(round_, entry, total) for total in agreed.totals])
+    room = max(map(partial(_values_nbytes, round_), agreed.entries, agreed.totals))
     if agreed.one_buffer and buffer is not None:
         entry = entry.whole()
         mine = [x for x in (buffer, _padded(values, room)) if x.numel()]
@@ -282,9 +282,10 @@ def all_gather(
             mine = [sendable(parts[i], devices) for i in entry.packing.large]
             _gather_all(round_, landings, [*mine, *entry.packing.messages(message)])
     result = []
-    for landing in landings:
+    for landing, theirs in zip(landings, agreed.entries):
         landing.prepare()
-        result.append(landing.commit(_read_values(entry, landing.packed)))
+        raw = landing.packed[entry.packing.packed_nbytes :]
+        result.append(landing.commit(values_of(theirs.schema, entry.schema, _read(theirs, raw))))
     return result
 
 
