@@ -52,7 +52,8 @@ def describe(node: Node) -> tuple[list[Row], list[Tensor]]:
                 holds[name] = len(tensors)
                 tensors.append(entry)
             elif isinstance(entry, Node):
-                holds[name] = -1 - index[(*path, name)]
+                child = (*path, name)
+                holds[name] = -1 - index[child]
             else:
                 holds[name] = _leaf_row(entry)
         rows.append((type(part), part._header(), part._lock is not None, holds))
