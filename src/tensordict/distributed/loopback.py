@@ -173,7 +173,8 @@ class LoopbackGroup:
                 )
                 src.error = dst.error = error
             elif a.numel():
-                b.view(-1).view(torch.uint8).copy_(a.view(-1).view(torch.uint8))
+                with torch.inference_mode():  # memory of the user may have been made in it
+                    b.view(-1).view(torch.uint8).copy_(a.view(-1).view(torch.uint8))
             src.done = dst.done = True
             self.changed.notify_all()
 

@@ -240,10 +240,16 @@ def written(parts: Sequence[Tensor]) -> None:
 
 
 def left_buffer(node: Node) -> None:
-    """Note that leaves of a tree were replaced: it is not what its buffer holds any more."""
+    """Note that leaves of a node were replaced: no tree that holds it is what its buffer holds."""
     state = node._lock
-    if state is not None and buffer_of(node) is not None:
+    if state is None:
+        return
+    if buffer_of(node) is not None:
         state.origin = None
+    for ref in state.parents:
+        parent = ref()
+        if parent is not None:
+            left_buffer(parent)
 
 
 def consolidated(node: Node, plan: OneBuffer, buffer: Tensor, parts: Sequence[Tensor]) -> bool:

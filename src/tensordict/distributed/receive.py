@@ -313,6 +313,7 @@ class _IntoLanding:
         if entry.schema.composites:
             self._make_room_for_wholes()
         self._fills: list[tuple[Tensor, Tensor]] = []
+        self._direct: list[Tensor] = []
         self.large = self._land_large(atomic)
 
     def _make_room_for_wholes(self) -> None:
@@ -332,6 +333,7 @@ class _IntoLanding:
             part = self._parts[i]
             if spare is None and _direct(part):
                 out.append(part.detach())
+                self._direct.append(part)
                 continue
             if spare is None:
                 raw = torch.empty(plan.large_nbytes[k], dtype=torch.uint8)
@@ -351,8 +353,10 @@ class _IntoLanding:
     def commit(self, values: Sequence[Leaf]) -> Node:
         parts = self._parts
         self._unpack()
-        fill([part for part, _ in self._fills], [view for _, view in self._fills])
-        self._write_ties(parts)
+        with torch.inference_mode():  # memory of the user may have been made in it
+            fill([part for part, _ in self._fills], [view for _, view in self._fills])
+            self._write_ties(parts)
+        written(self._direct)
         fresh: list[tuple[tuple[Node, str], Any]] = [
             (site, composite.join(w.kind, parts[w.first : w.first + w.n], w.params))
             for site, w in self._replaced
@@ -362,8 +366,8 @@ class _IntoLanding:
         for (node, name), entry in [*fresh, *zip(self._mine.sites, values)]:
             node._store(name, entry)
             touched(node)
-        if fresh:
-            left_buffer(self._node)
+        for (node, _), _ in fresh:
+            left_buffer(node)
         return self._node
 
     def _write_ties(self, parts: Sequence[Tensor]) -> None:

@@ -18,8 +18,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Buffer, Parameter
 
 from ..core.node import Node
+from ..core.traverse import leaves
 from ..errors import SchemaMismatch, UnsupportedLeaf
 from ..storage.buffer import fill
 from ..storage.values import dtype_name
@@ -122,11 +124,13 @@ def reduction_of(op: Any, scale: float | None, accumulate: torch.dtype | None) -
 
     Raises:
         ValueError: an operation that does not exist for tensordicts.
+        TypeError: a scale that is no number.
     """
     if accumulate is not None and not accumulate.is_floating_point:
         raise ValueError(
             f"Cannot accumulate floating leaves in {accumulate}. Expected a floating dtype."
         )
+    scale = _factor(scale)
     if op is None:
         op = dist.ReduceOp.SUM
     if isinstance(op, str):
@@ -147,6 +151,19 @@ def reduction_of(op: Any, scale: float | None, accumulate: torch.dtype | None) -
     ):
         raise ValueError(f"Cannot reduce with {op}. Expected one of {sorted(_OPS)}.")
     return _Reduction(op, scale, False, accumulate)
+
+
+def _factor(scale: Any) -> float | None:
+    """A scale as one of Python's numbers: torch treats those alike, for every dtype."""
+    if isinstance(scale, (Tensor, np.generic)):
+        scale = scale.item()
+    if scale is None or type(scale) is bool:
+        return scale
+    if not isinstance(scale, (int, float)):
+        raise TypeError(f"Cannot scale by a {type(scale).__name__}. Expected a number.")
+    if isinstance(scale, float) or not -(1 << 63) <= scale < 1 << 63:
+        return float(scale)
+    return scale
 
 
 @dataclass(slots=True)
@@ -286,15 +303,29 @@ def reduce_scatter(
         )
         confirm(round_, None, error)  # raises it, and something like it on the others
     finishes = []
-    distinct = len({id(td) for td in tds}) == len(tds)
+    apart = _is_apart(tds, round_.transport.rank)
     for rank, td in enumerate(tds):
         round_.options = f"to {rank}, {how.options(None)}"
         begin = partial(_reduce_to, round_.transport, rank)
         keep = rank == round_.transport.rank
-        finishes.append(_start(round_, td, how, begin, None, keep=keep, in_place=distinct))
+        finishes.append(_start(round_, td, how, begin, None, keep=keep, in_place=apart))
     for finish in finishes:
         finish()
     return tds[round_.transport.rank]
+
+
+def _is_apart(tds: Sequence[Any], k: int) -> bool:
+    """Whether the memory of one tensordict is that of no other, as far as can be told."""
+    storages: list[set[int]] = []
+    for td in tds:
+        tensors = leaves(td) if isinstance(td, Node) else []
+        if not {Tensor, Parameter, Buffer}.issuperset(map(type, tensors)):
+            return False
+        if any(x.layout is not torch.strided for x in tensors):
+            return False
+        storages.append({x.untyped_storage().data_ptr() for x in tensors})
+    mine = storages.pop(k)
+    return all(mine.isdisjoint(theirs) for theirs in storages)
 
 
 def _reduce_to(transport: Transport, dst: int, x: Tensor, op: Any) -> Work:
@@ -358,7 +389,7 @@ def _finish(
         round_.wait(work, "payload")
     if not keep:
         return
-    with torch.no_grad():
+    with torch.inference_mode():  # memory of the user may have been made in it
         for lump in running.lumps:
             x = lump.tensor
             if how.average and lump.dtype is not torch.bool:
@@ -379,7 +410,8 @@ def _begin(
 ) -> None:
     for lump in lumps:
         if how.scale is not None:
-            lump.tensor.mul_(how.scale)
+            with torch.inference_mode():  # memory of the user may have been made in it
+                lump.tensor.mul_(how.scale if lump.dtype is not torch.bool else bool(how.scale))
         op = how.op_for(lump.dtype)
         for piece in _pieces(lump.tensor, bucket_bytes):
             running.works.append(round_.start(partial(begin, piece, op), "payload"))
@@ -456,7 +488,8 @@ def _large_lumps(
         via = how.via(part.dtype)
         plain = part.is_contiguous() and not part.is_conj() and not part.is_neg()
         if via is part.dtype and plain and in_place and i not in shared:
-            out.append(_Lump(_real(part.view(-1)), part.dtype, lambda x: None))
+            flat = _real(part.view(-1))
+            out.append(_Lump(flat, part.dtype, partial(_note_written, described.parts[i])))
             continue
         # A copy: of other strides or dtype, of memory that another leaf has, too, or on a rank
         # where nothing may change.
@@ -464,6 +497,10 @@ def _large_lumps(
         flat = copy.resolve_conj().resolve_neg().view(-1)
         out.append(_Lump(_real(flat), part.dtype, _copier(part, via)))
     return out
+
+
+def _note_written(part: Tensor, x: Tensor) -> None:
+    written([part])
 
 
 def _shared(parts: Sequence[Tensor], entry: Known) -> frozenset[int]:
