@@ -160,7 +160,7 @@ STRUCTURES = {
     "no element": lambda s: TensorDict(
         {"x": torch.zeros(0, 4), "n": TensorDict({"y": torch.zeros(0, 2, 3)}, [0, 2])}, [0]
     ),
-    "10,000 leaves": lambda s: TensorDict({f"k{i}": torch.full((2,), s + i) for i in range(10000)}),
+    "2,000 leaves": lambda s: TensorDict({f"k{i}": torch.full((2,), s + i) for i in range(2000)}),
     "60 levels": _deep,
     "keys of all kinds": _odd_keys,
     "conjugate": lambda s: TensorDict({"small": _complex(5, s), "large": _complex(20_000, s)}),
