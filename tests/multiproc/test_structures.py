@@ -266,6 +266,23 @@ def _shards(rank, size):
         send(td, 1) if rank == 0 else recv(0, out=other)
     with pytest.raises(TransferError, match="pass mesh="):
         send(td, 1) if rank == 0 else recv(0)
+    square = init_device_mesh("cpu", (2, 1))
+    with pytest.raises(TransferError, match=r"a shard of a mesh \[2\]"):
+        send(td, 1) if rank == 0 else recv(0, mesh=square)
+    weight = torch.nn.Parameter(distribute_tensor(w.clone(), mesh, [Shard(1)]))
+    grad = TensorDict({"w": weight})
+    if rank == 0:
+        send(grad, 1)
+    else:
+        got = recv(0, mesh=mesh)["w"]
+        assert got.requires_grad and got.is_leaf and torch.equal(got.to_local(), w[:, :2])
+        recv_into = TensorDict({"w": torch.nn.Parameter(weight.detach().clone() * 0)})
+    if rank == 0:
+        send(grad, 1)
+    else:
+        mine = recv_into["w"]
+        recv(0, out=recv_into)
+        assert recv_into["w"] is mine and torch.equal(mine.to_local(), w[:, :2])
 
 
 def test_shards_travel_with_their_layout():

@@ -130,7 +130,7 @@ def _split_dtensor(leaf: Any, path: tuple[str, ...]) -> Pieces:
         "axes": None if mesh.mesh_dim_names is None else list(mesh.mesh_dim_names),
         "placements": [_placement(p, path) for p in leaf.placements],
     }
-    return DTENSOR, [leaf._local_tensor], params
+    return DTENSOR, [_like(leaf, leaf._local_tensor)], params
 
 
 def _placement(placement: Any, path: tuple[str, ...]) -> list[Any]:

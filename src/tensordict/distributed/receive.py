@@ -135,6 +135,12 @@ class New:
                 f"{link.me} cannot receive {len(shards)} shards of distributed tensors from "
                 f"{link.peer} as new leaves: pass mesh=, or receive into a tensordict."
             )
+        for shard in shards:
+            if list(self.mesh.shape) != shard.params.get("mesh"):
+                return TransferError(
+                    f"{link.me} cannot receive a shard of a mesh {shard.params.get('mesh')} from "
+                    f"{link.peer} for a mesh {list(self.mesh.shape)}. Pass a mesh of that shape."
+                )
         return None
 
     def landing(self, entry: Known, values_nbytes: int) -> Landing:
