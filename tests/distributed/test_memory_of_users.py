@@ -138,3 +138,26 @@ def test_a_tree_below_another_one_leaves_its_buffer_too():
         return inner["j"].values().tolist(), again["j"].values().tolist(), inner.is_consolidated()
 
     assert run(main)[1] == ([1.0] * 5, [1.0] * 5, False)
+
+
+def test_one_address_read_in_another_way():
+    square, block = torch.arange(9.0).view(3, 3), torch.arange(120.0).view(2, 3, 4, 5)
+    last = block.as_strided(block.shape, (60, 1, 15, 3))
+    trees = [
+        TensorDict({"a": square, "b": square if tied else square.t(), "c": block if tied else last})
+        for tied in (False, True, False)
+    ]
+
+    def main(transport):
+        for td in trees:
+            if transport.rank == 0:
+                send(td, 1, transport=transport)
+                continue
+            got = recv(0, transport=transport)
+            assert all(torch.equal(got[key], td[key]) for key in "abc")
+            assert got["c"].stride() == td["c"].stride()
+            tied = td["b"].is_contiguous()
+            assert (got["a"].data_ptr() == got["b"].data_ptr()) is tied
+        return True
+
+    assert run(main)[1]

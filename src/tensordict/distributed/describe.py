@@ -7,6 +7,7 @@ and hashing them again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,13 +65,28 @@ class Snapshot:
 
     Attributes:
         schema, pointers: the structure, and the address of each part.
+        views: how some parts read their memory: those that start where another does (which makes
+            ties), and those that may have a memory format.
         apart: the parts whose shapes `packing.Stage.pack_alike` does not look at; None when it
             cannot tell whether anything else has changed.
     """
 
     schema: Schema
     pointers: list[int]
+    views: list[tuple[int, Any]]
     apart: Sequence[int] | None = None
+
+    @staticmethod
+    def of(described: Described, apart: Sequence[int] | None) -> Snapshot:
+        """What is remembered of a tensordict, beside the shapes of its parts."""
+        parts, pointers = described.parts, described.pointers
+        watched = [i for i, x in enumerate(parts) if x.dim() in (4, 5)]
+        if len(set(pointers)) < len(pointers):
+            often = Counter(pointers)
+            del often[0]  # of parts without elements
+            watched += [i for i, at in enumerate(pointers) if often[at] > 1]
+        views = [(i, _view_of(parts[i])) for i in watched]
+        return Snapshot(described.schema, pointers, views, apart)
 
 
 def same_shapes(seen: Snapshot, parts: Sequence[Tensor]) -> bool:
@@ -204,13 +220,8 @@ def _unchanged(seen: Snapshot, out: Described) -> bool:
     return (
         seen.pointers == out.pointers
         and _same_nodes(seen.schema, out.schema)
-        and _still_tied(seen.schema.ties, out.parts)
+        and all(_view_of(out.parts[i]) == view for i, view in seen.views)
     )
-
-
-def _still_tied(ties: dict[int, int], parts: list[Tensor]) -> bool:
-    """Whether parts of equal address, dtype and shape also read their memory in one way."""
-    return all(_view_of(parts[i]) == _view_of(parts[j]) for i, j in ties.items())
 
 
 def _view_of(part: Tensor) -> Any:

@@ -287,7 +287,8 @@ class Endpoint:
         entry = self.catalogue.of(described.schema)
         if described.schema is not entry.schema:
             described.schema = entry.schema
-        entry.snapshot = Snapshot(entry.schema, described.pointers, entry.apart)
+        if not described.recalled:
+            entry.snapshot = Snapshot.of(described, entry.apart)
         return described, entry
 
     def take(self, node: Node, *, pack_below: int, bundle: int | None = None) -> Taken:
