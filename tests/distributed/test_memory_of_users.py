@@ -161,3 +161,16 @@ def test_one_address_read_in_another_way():
         return True
 
     assert run(main)[1]
+
+
+@pytest.mark.parametrize("checksum", ["none", "crc32"])
+def test_a_single_element_of_any_stride_travels_alone(checksum):
+    def main(transport):
+        td = TensorDict({"x": torch.arange(4.0)[2 * (1 - transport.rank) :: 2][:1]})
+        if transport.rank == 0:
+            send(td, 1, pack_below=0, checksum=checksum, transport=transport)
+        else:
+            recv(0, out=td, atomic=False, transport=transport)
+        return td["x"].tolist()
+
+    assert run(main) == [[2.0], [2.0]]

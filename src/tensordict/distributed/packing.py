@@ -334,6 +334,8 @@ def sendable(part: Tensor, devices: frozenset[str]) -> Tensor:
         part = part.resolve_conj().resolve_neg()
     if part.device.type not in devices:
         part = part.cpu()
+    if part.numel() == 1:  # contiguous, whatever its strides; its bytes need to be so, too
+        part = part.reshape(()).reshape(part.shape)
     return part.detach().contiguous()
 
 

@@ -401,7 +401,7 @@ class _IntoLanding:
 
 
 def _direct(part: Tensor) -> bool:
-    plain = part.device.type == "cpu" and part.is_contiguous()
+    plain = part.device.type == "cpu" and part.is_contiguous() and part.numel() != 1
     return plain and not part.is_conj() and not part.is_neg()
 
 
