@@ -203,11 +203,12 @@ def all_reduce(
     """Reduce every leaf over all ranks, in place.
 
     Memory that several leaves share, in whole or in part, is reduced once; leaves of any strides
-    are written through them; bools are reduced as ``or`` (sum) and ``and`` (product).
+    are written through them; bools are reduced as ``or`` (sum, avg, max) and ``and``
+    (product, min), and the average of integers is cut towards zero.
 
     Args:
         td: this rank's; all have one structure.
-        op: a ``ReduceOp`` or its name: sum (default), avg, product, min, max.
+        op: a ``ReduceOp`` or its name: sum (default), avg or mean, product, min, max.
         group: a process group or a device mesh of one dimension; the default group if None.
         async_op: return a handle at once; the leaves are written when it is done.
         bucket_bytes: split packed messages into pieces of about so many bytes.

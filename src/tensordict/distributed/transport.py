@@ -108,10 +108,10 @@ class Transport(Protocol):
 
 
 class TorchTransport:
-    """Messages over a process group; one for each group, made by `of`.
+    """Messages over a process group; one for each group, made by `of`, the default one too.
 
     Args:
-        group: a process group.  With a backend that has no tags or cannot send bytes of
+        group: a process group; not None (see `of`).  With a backend that has no tags or cannot send bytes of
             the host (nccl), frames and answers go over ``side``.
         side: a gloo group with the same ranks, for frames and answers.
     """
