@@ -15,8 +15,10 @@ from tensordict.errors import (
     TransferError,
     TransferTimeout,
     UnsupportedLeaf,
+    WireError,
 )
 from tensordict.placement import CastPolicy
+from tensordict.storage.values import register_value
 
 
 def weights(i, n=3):
@@ -255,3 +257,32 @@ def test_a_schema_that_was_not_agreed_on_is_refused():
 
     LoopbackGroup(2).run(main)
     assert Agreed().find(b"") is None
+
+
+class Unreadable:
+    """A value of a class that the receiver does not know."""
+
+
+def test_a_value_that_cannot_be_read_is_an_error_of_one_publication():
+    def decode(form):
+        raise ValueError("not here")
+
+    register_value(Unreadable, "tests.unreadable", lambda value: None, decode)
+    x = torch.zeros(2)
+
+    def main(transport):
+        with Channel(0, 1, transport=transport, timeout=10) as channel:
+            for k, value in enumerate((Unreadable(), "fine", Unreadable(), "well")):
+                td = TensorDict({"x": x, "value": value})
+                if transport.rank == 0:
+                    channel.publish(td)
+                elif type(value) is str:
+                    assert channel.recv(version=k + 1)["value"] == value
+                else:
+                    with pytest.raises(WireError, match="not here"):
+                        channel.recv(version=k + 1)
+                meeting.wait(10)
+        return True
+
+    meeting = threading.Barrier(2)
+    assert LoopbackGroup(2, timeout=10).run(main) == [True, True]

@@ -31,6 +31,7 @@ from ..errors import (
     TransferError,
     TransferTimeout,
     UnsupportedLeaf,
+    WireError,
 )
 from . import protocol
 from .asleep import sleeps_on
@@ -348,7 +349,8 @@ class Channel:
             try:
                 td = protocol.run_recv(request, target)
             except Exception as error:
-                goes_on = isinstance(error, _OF_ONE)
+                arrived = isinstance(error, WireError) and target.version > 0
+                goes_on = arrived or isinstance(error, _OF_ONE)
                 heard = self._inbox.fail(error, turn, last=not goes_on)
                 if heard and not goes_on:
                     self._closed = isinstance(error, ChannelClosed)
@@ -360,8 +362,8 @@ class Channel:
                     return
 
 
-# Errors of one publication, of which both ends know or all of which has arrived: the next one
-# may be fine.
+# Errors of one publication, of which both ends know or all of which has arrived (as has one whose
+# values cannot be read here): the next one may be fine.
 _OF_ONE = (SchemaMismatch, UnsupportedLeaf, LossyCast, StagingExhausted, ChecksumMismatch)
 
 

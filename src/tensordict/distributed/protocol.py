@@ -281,10 +281,15 @@ def run_recv(request: Request, target: receive.Target) -> Any:
             if not header.strict:
                 _drain(link, header, form)
             raise _refused(link, header, found)
-        out = _take(link, header, form, target, data)
-        target.version = header.version
-        if header.strict and request.agreed is not None:
-            request.agreed.add(entry)
+        agreed = request.agreed if header.strict else None
+        try:
+            out = _take(link, header, form, target, data)
+        except WireError:
+            if agreed is not None and target.version and not _has_commit(header):
+                agreed.add(entry)  # as the sender does, who hears of nothing
+            raise
+        if agreed is not None:
+            agreed.add(entry)
         if "bundle" in entry.schema.headers[0]:
             return [part for _, part in out._items()]
         return out
@@ -393,6 +398,7 @@ def _take(link: Link, header: Header, entry: Known, target: receive.Target, data
         end = link.expect_bytes(1)[1]
     landing.prepare()  # while the payload is under way
     link.wait_payload(works, messages, end)
+    target.version = header.version
     link.stage = "commit"
     try:
         link.verify(header, landing.messages())

@@ -52,7 +52,7 @@ class Target(Protocol):
     """Where a tensordict is received.
 
     Attributes:
-        version: the number of what was received, on a channel.
+        version: the number of what has arrived, on a channel; 0 before.
     """
 
     version: int
