@@ -174,3 +174,11 @@ def test_a_single_element_of_any_stride_travels_alone(checksum):
         return td["x"].tolist()
 
     assert run(main) == [[2.0], [2.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32])
+def test_a_dtype_that_nothing_is_summed_in_is_refused_before_anything_is_written(dtype):
+    td = tree(1)
+    with pytest.raises(ValueError, match="Expected a floating dtype"):
+        all_reduce(td, accumulate_dtype=dtype, transport=LoopbackGroup(1).transport(0))
+    assert values(td) == {1.0}

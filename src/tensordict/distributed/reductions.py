@@ -126,9 +126,10 @@ def reduction_of(op: Any, scale: float | None, accumulate: torch.dtype | None) -
         ValueError: an operation that does not exist for tensordicts.
         TypeError: a scale that is no number.
     """
-    if accumulate is not None and not accumulate.is_floating_point:
+    if accumulate is not None and not (accumulate.is_floating_point and accumulate in _DIRECT):
         raise ValueError(
-            f"Cannot accumulate floating leaves in {accumulate}. Expected a floating dtype."
+            f"Cannot accumulate floating leaves in {accumulate}. Expected a floating dtype of 16 "
+            "bits or more."
         )
     scale = _factor(scale)
     if op is None:
