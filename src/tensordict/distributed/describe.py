@@ -48,6 +48,7 @@ class Described:
         whole_sites: the node and the name of each composite leaf.
         pointers: the address of each part.
         recalled: whether it is what was seen the last time, as far as that was looked at.
+        shared: whether some parts start at one address; not looked at where it is recalled.
     """
 
     schema: Schema
@@ -57,6 +58,7 @@ class Described:
     whole_sites: list[tuple[Node, str]]
     pointers: list[int]
     recalled: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,11 @@ class Snapshot:
     def of(described: Described, apart: Sequence[int] | None) -> Snapshot:
         """What is remembered of a tensordict, beside the shapes of its parts."""
         parts, pointers = described.parts, described.pointers
-        watched = [i for i, x in enumerate(parts) if x.dim() in (4, 5)]
-        if len(set(pointers)) < len(pointers):
+        dims = list(map(len, described.schema.shapes))
+        watched = []
+        if 4 in dims or 5 in dims:
+            watched = [i for i, n in enumerate(dims) if n in (4, 5)]
+        if described.shared:
             often = Counter(pointers)
             del often[0]  # of parts without elements
             watched += [i for i, at in enumerate(pointers) if often[at] > 1]
@@ -274,7 +279,8 @@ def _add_memory(out: Described) -> None:
     distinct = set(out.pointers)
     if 0 in distinct:
         _refuse(schema, parts)
-    if len(distinct) < len(out.pointers):
+    out.shared = len(distinct) < len(out.pointers)
+    if out.shared:
         schema.ties = _ties(parts, out.pointers)
 
 
