@@ -59,6 +59,7 @@ from .ops.stacking import lazy_stack, maybe_dense_stack
 from .placement.attrs import TensorAttrs
 from .storage.consolidated_file import read_consolidated as from_consolidated
 from .storage.named import from_safetensors, to_safetensors
+from .storage.values import register_enum, register_value
 from .tensorclass import TensorClass, is_tensorclass
 from .typed.dataclasses import from_dataclass
 from .typed.schema import TypedTensorDict
@@ -93,6 +94,7 @@ __all__ = [
     "dense_stack_tds",
     "from_any",
     "from_arrow",
+    "from_consolidated",
     "from_csv",
     "from_dataclass",
     "from_dict",
@@ -103,7 +105,6 @@ __all__ = [
     "from_pandas",
     "from_parquet",
     "from_pytree",
-    "from_consolidated",
     "from_safetensors",
     "from_struct_array",
     "from_tuple",
@@ -128,6 +129,8 @@ __all__ = [
     "pad",
     "pad_sequence",
     "parse_tensor_dict_string",
+    "register_enum",
+    "register_value",
     "set_capture_non_tensor_stack",
     "set_get_defaults_to_none",
     "set_lazy_legacy",

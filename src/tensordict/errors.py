@@ -79,18 +79,23 @@ class LayoutError(TransferError, ValueError):
     """A sharding layout cannot be used, or would have to change without ``reshard``."""
 
 
-class UnsupportedLeaf(TransferError, TypeError):
-    """A leaf that has no safe encoding: names its path and its type."""
+_NO_ENCODING = "has no encoding without pickle"
 
-    def __init__(self, path: Any, what: str, advice: str = "") -> None:
+
+class UnsupportedLeaf(TransferError, TypeError):
+    """A leaf that has no safe encoding, or not the operation: names its path and its type."""
+
+    def __init__(self, path: Any, what: str, advice: str = "", why: str = _NO_ENCODING) -> None:
         self.path = path
         self.what = what
         self.advice = advice
-        text = f"Cannot encode the entry {path!r}: {what} has no encoding without pickle."
-        super().__init__(f"{text} {advice}".rstrip())
+        self.why = why
+        shown = path[0] if isinstance(path, tuple) and len(path) == 1 else path
+        doing = "encode" if why == _NO_ENCODING else "use"
+        super().__init__(f"Cannot {doing} the entry {shown!r}: {what} {why}. {advice}".rstrip())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.what, self.advice)
+        return type(self), (self.path, self.what, self.advice, self.why)
 
 
 class SchemaMismatch(TransferError, ValueError):

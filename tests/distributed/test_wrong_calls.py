@@ -1,10 +1,12 @@
 """Arguments that make no sense: an error before the first byte, or the like on both ranks."""
 
+import math
+
 import pytest
 import torch
 
 from tensordict import TensorDict
-from tensordict.distributed import broadcast, irecv, isend, recv, send, sendrecv
+from tensordict.distributed import all_reduce, broadcast, irecv, isend, recv, send, sendrecv
 from tensordict.distributed.testing import CountingTransport, LoopbackGroup, run_ranks
 from tensordict.errors import TransferError, UnsupportedLeaf
 
@@ -74,6 +76,14 @@ WRONG = {
     "timout": (TypeError, "the option 'timout'", {"timout": 3}),
     "checksum": (ValueError, "Expected one of 'none'", {"checksum": "md5"}),
     "pack_below": (ValueError, "Expected 0 or more", {"pack_below": -1}),
+    "negative timeout": (ValueError, "Expected 0 or more", {"timeout": -1}),
+    "timeout of nan": (ValueError, "Expected 0 or more", {"timeout": math.nan}),
+    "timeout": (TypeError, "Expected seconds, or None", {"timeout": "3"}),
+    "limits": (TypeError, "limits=3. Expected one of type Limits", {"limits": 3}),
+    "strict": (TypeError, "Expected one of type bool", {"strict": "x"}),
+    "text": (TypeError, "pack_below='x'. Expected one of type int", {"pack_below": "x"}),
+    "policy": (TypeError, "Expected one of type CastPolicy", {"policy": torch.float16}),
+    "number": (ValueError, "Expected one of 'none'", {"checksum": 3}),
     "init_tag": (ValueError, "Expected an int of 0 to", {"init_tag": "a"}),
     "large init_tag": (ValueError, "Expected an int of 0 to", {"init_tag": 1 << 28}),
 }
@@ -100,6 +110,41 @@ def test_wrong_arguments_send_nothing(call):
     with pytest.raises(TypeError, match="rank '1'"):
         CALLS[call]("1", transport=transport)
     assert not transport.messages
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "options"),
+    [
+        (TypeError, "Expected a ReduceOp", {"op": 3}),
+        (TypeError, "Expected a torch.dtype", {"accumulate_dtype": 1}),
+        (ValueError, "Expected a floating dtype", {"accumulate_dtype": torch.int32}),
+        (ValueError, "Expected 0 or more", {"timeout": -1}),
+        (TypeError, "Expected seconds, or None", {"timeout": "3"}),
+    ],
+)
+def test_wrong_arguments_of_a_reduction_send_nothing(error, text, options):
+    transport = CountingTransport(LoopbackGroup(2).transport(0))
+    with pytest.raises(error, match=text):
+        all_reduce(tree(), transport=transport, **options)
+    assert not transport.messages
+
+
+def test_a_reduction_says_why_a_leaf_cannot_be_reduced():
+    def main(transport):
+        td = TensorDict({"n": {"b": torch.tensor([True])}, "x": torch.ones(1)})
+        with pytest.raises(UnsupportedLeaf) as caught:
+            all_reduce(td, "avg", scale=0.5, transport=transport)
+        return str(caught.value)
+
+    texts = LoopbackGroup(2).run(main)
+    assert (
+        texts[0]
+        == texts[1]
+        == (
+            "Cannot use the entry ('n', 'b'): a leaf of dtype bool cannot be reduced by avg with the "
+            "scale 0.5. Take it out, or convert it, first."
+        )
+    )
 
 
 def test_both_peers_are_looked_at_before_anything_is_sent():

@@ -1,6 +1,7 @@
 """`run_ranks`: pools that are kept, and how failures of ranks are told."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -47,6 +48,24 @@ def test_a_rank_that_fails_is_named(how, text):
     if how == "raise":
         assert isinstance(caught.value.errors[1], LookupError)
     assert run_ranks(_who, 2, "after")[1][3] == "after"
+
+
+def test_what_does_not_pickle_is_refused():
+    for task in ((lambda rank, size: rank,), (_who, threading.Lock())):
+        with pytest.raises(TypeError, match="Expected a function at the top level of a module"):
+            run_ranks(task[0], 2, *task[1:])
+    assert run_ranks(_who, 2, "after")[1][3] == "after"
+
+
+def _dies_at_once(rank, size):
+    if rank == 1:
+        os._exit(3)
+    return dist.is_initialized()
+
+
+def test_a_rank_that_dies_at_once_finds_the_others_in_the_group():
+    for _ in range(3):
+        assert run_ranks(_dies_at_once, 3, may_die=[1], reuse=False) == [True, None, True]
 
 
 def test_a_rank_may_die_when_that_is_what_is_tested():

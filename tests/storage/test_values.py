@@ -3,6 +3,7 @@
 import enum
 import json
 import math
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -120,12 +121,19 @@ def test_the_rest_is_refused_with_its_path(value):
 
 
 def test_registered_classes_take_part(monkeypatch):
-    for table in ("_encoders", "_decoders", "_enums"):
+    for table in ("_encoders", "_decoders", "_enums", "_owners"):
         monkeypatch.setattr(values, table, dict(getattr(values, table)))
     values.register_value(Fraction, "fraction", str, Fraction)
     values.register_enum(Colour, "colour")
     assert back({"f": [Fraction(1, 3)]}) == {"f": [Fraction(1, 3)]}
     assert back(Colour.RED) is Colour.RED
+    values.register_value(Fraction, "fraction", str, Fraction)  # once more, as a reload does
+    with pytest.raises(ValueError, match=r"stands for fractions\.Fraction already"):
+        values.register_value(Decimal, "fraction", str, Decimal)
+    with pytest.raises(ValueError, match="a kind of plain values"):
+        values.register_value(Decimal, "tuple", str, Decimal)
+    with pytest.raises(UnsupportedLeaf, match=r"tensordict\.register_value"):
+        values.encode(Decimal(1))
 
 
 @pytest.mark.parametrize(

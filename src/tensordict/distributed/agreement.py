@@ -24,7 +24,7 @@ from .packing import PACK_BELOW
 from .receive import reordered
 from .refusal import decode_error, encode_error
 from .schema import Schema, decode, differences, tie_differences, unlocked
-from .transport import TorchTransport, Transport, Work, bytes_tensor
+from .transport import TorchTransport, Transport, Work, bytes_tensor, check_timeout
 from .wire import Header, Kind, Limits
 
 
@@ -51,6 +51,7 @@ class Round:
     options: str = ""
 
     def __post_init__(self) -> None:
+        check_timeout(self.timeout)
         if self.timeout is not None:
             self.deadline = time.monotonic() + self.timeout
 

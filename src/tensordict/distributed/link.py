@@ -23,7 +23,7 @@ from .packing import PACK_BELOW
 from .pending import Pending
 from .refusal import decode_error, encode_error
 from .torch_work import FOREVER, pause_after
-from .transport import MAX_TAG, Transport, Work, bytes_tensor
+from .transport import MAX_TAG, Transport, Work, bytes_tensor, check_timeout
 from .wire import Checksum, Header, Kind, Limits
 
 # A user's tag has three channels: the frame on the tag itself, what follows it and the
@@ -103,6 +103,7 @@ class Request:
     version: int = 0
 
     def __post_init__(self) -> None:
+        check_timeout(self.timeout)
         if type(self.tag) is not int or not 0 <= self.tag <= MAX_TAG:
             raise ValueError(
                 f"Cannot exchange on the tag {self.tag!r}. Expected an int of 0 to {MAX_TAG}."

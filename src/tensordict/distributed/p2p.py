@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from .._typing import DeviceLike
 from ..core.devices import as_device
 from ..core.node import Node
+from ..placement.policy import CastPolicy
 from . import protocol, wire
 from .arrival import Cast
 from .endpoint import endpoint_of
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from typing_extensions import Unpack
-
-    from ..placement.policy import CastPolicy
 
 
 class Options(TypedDict, total=False):
@@ -72,10 +71,11 @@ def request_of(
     name = options.get("checksum", "none")
     try:
         checksum = Checksum[name.upper()]
-    except KeyError:
+    except (KeyError, AttributeError):
         known = ", ".join(repr(c.name.lower()) for c in Checksum)
         raise ValueError(f"Cannot use the checksum {name!r}. Expected one of {known}.") from None
     pack_below = options.get("pack_below", PACK_BELOW)
+    _check_options(options)
     if pack_below < 0:
         raise ValueError(f"Cannot pack below {pack_below} bytes. Expected 0 or more.")
     return Request(
@@ -91,6 +91,23 @@ def request_of(
         policy=options.get("policy"),
         bundle=bundle,
     )
+
+
+_KINDS: Final[dict[str, type]] = {
+    "strict": bool,
+    "pack_below": int,
+    "limits": Limits,
+    "policy": CastPolicy,
+}
+
+
+def _check_options(options: Options) -> None:
+    for name, kind in _KINDS.items():
+        value = options.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(
+                f"Cannot exchange with {name}={value!r}. Expected one of type {kind.__name__}."
+            )
 
 
 def target_of(

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -59,6 +60,19 @@ class _Pool:
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
+        self._is_ready = False
+
+    def get_ready(self, timeout: float) -> None:
+        """Wait until every rank is in the group: one that failed at once would stop the others."""
+        if self._is_ready:
+            return
+        end = time.monotonic() + timeout
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(max(0.0, end - time.monotonic())):
+                raise RankFailed({rank: f"not in the group after {timeout} s"}, {})
+            with contextlib.suppress(EOFError, OSError):  # `_collect` says how it ended
+                pipe.recv()
+        self._is_ready = True
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -87,6 +101,7 @@ def _rank_main(pipe: Connection, rank: int, size: int, init: str) -> None:
         init_method=f"file://{init}",
         timeout=timedelta(seconds=_GROUP_TIMEOUT),
     )
+    pipe.send("ready")
     while True:
         try:
             task = pipe.recv()
@@ -144,13 +159,23 @@ def run_ranks(
 
     Raises:
         RankFailed: some ranks raised, died, or were not done in time.
+        TypeError: the function or an argument does not pickle.
     """
+    try:
+        task = multiprocessing.reduction.ForkingPickler.dumps((fn, args))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"Cannot run {fn!r} on ranks: {error}. Expected a function at the top level of a "
+            "module, and arguments that pickle."
+        ) from None
     idle = _pools.setdefault(size, [])
     pool = idle.pop() if idle and reuse and not may_die else _Pool(size)
     keep = reuse
     try:
+        pool.get_ready(timeout)
         for pipe in pool.pipes:
-            pipe.send((fn, args))
+            with contextlib.suppress(BrokenPipeError):  # `_collect` says how it ended
+                pipe.send_bytes(task)
         results, bad, errors = _collect(pool, timeout, frozenset(may_die))
         if bad or any(not process.is_alive() for process in pool.processes):
             keep = False

@@ -126,6 +126,8 @@ def reduction_of(op: Any, scale: float | None, accumulate: torch.dtype | None) -
         ValueError: an operation that does not exist for tensordicts.
         TypeError: a scale that is no number.
     """
+    if accumulate is not None and not isinstance(accumulate, torch.dtype):
+        raise TypeError(f"Cannot accumulate in {accumulate!r}. Expected a torch.dtype.")
     if accumulate is not None and not (accumulate.is_floating_point and accumulate in _DIRECT):
         raise ValueError(
             f"Cannot accumulate floating leaves in {accumulate}. Expected a floating dtype of 16 "
@@ -138,6 +140,10 @@ def reduction_of(op: Any, scale: float | None, accumulate: torch.dtype | None) -
         if op.lower() not in _OPS:
             raise ValueError(f"Cannot reduce with {op!r}. Expected one of {sorted(_OPS)}.")
         op = _OPS[op.lower()]
+    if type(op) not in (dist.ReduceOp, type(dist.ReduceOp.SUM)):
+        raise TypeError(
+            f"Cannot reduce with {op!r}. Expected a ReduceOp, or one of {sorted(_OPS)}."
+        )
     if op == dist.ReduceOp.PREMUL_SUM:
         # Made by torch.distributed._make_nccl_premul_sum: the factor is part of the op.
         factor = op.__getstate__()[1]
@@ -424,18 +430,19 @@ def _irreducible(taken: Taken, how: _Reduction, keep: bool) -> Exception | None:
     """Why a tensordict cannot be reduced, or the result not be written to it."""
     schema = taken.entry.schema
     reasons = {
-        c.first: f"a {c.kind} leaf in a reduction"
+        c.first: (f"a {c.kind} leaf", "cannot be reduced")
         for c in schema.composites
         if c.kind != composite.DTENSOR
     }
     for dtype in set(schema.dtypes):
         if how.refuses(dtype):
-            what = f"a leaf of dtype {dtype_name(dtype)} in a reduction by {how.name}"
-            reasons[schema.dtypes.index(dtype)] = what
+            what = f"a leaf of dtype {dtype_name(dtype)}"
+            reasons[schema.dtypes.index(dtype)] = what, f"cannot be reduced by {how.name}"
     if reasons:
         first = min(reasons)
         paths = {place.first: path for path, place in places(schema) if place.letter in "tc"}
-        return UnsupportedLeaf(paths[first], reasons[first], "Take it out, or convert it, first.")
+        what, why = reasons[first]
+        return UnsupportedLeaf(paths[first], what, "Take it out, or convert it, first.", why)
     rows = unwritable(taken.described) if keep else []
     if rows:
         return SchemaMismatch("Cannot write the result of a reduction:", rows)

@@ -24,8 +24,8 @@ _TYPES: Final[dict[str, Callable[..., TransferError]]] = {
     ),
     "WireError": lambda reason, offset: WireError(str(reason), offset),
     "ChecksumMismatch": lambda reason, offset: ChecksumMismatch(str(reason), offset),
-    "UnsupportedLeaf": lambda path, what, advice: UnsupportedLeaf(
-        _path(path), str(what), str(advice)
+    "UnsupportedLeaf": lambda path, what, advice, why: UnsupportedLeaf(
+        _path(path), str(what), str(advice), str(why)
     ),
     "LossyCast": lambda message: LossyCast(str(message)),
     "ChannelClosed": lambda message: ChannelClosed(str(message)),
@@ -46,7 +46,9 @@ def encode_error(error: BaseException, limit: int) -> bytes:
     if isinstance(error, WireError):
         return _dumps(type(error).__name__, [error.reason[:200], error.offset])
     if isinstance(error, UnsupportedLeaf):
-        return _dumps("UnsupportedLeaf", [error.path, error.what[:400], error.advice[:400]])
+        return _dumps(
+            "UnsupportedLeaf", [error.path, error.what[:400], error.advice[:400], error.why[:400]]
+        )
     if isinstance(error, (StagingExhausted, LossyCast, ChannelClosed)):
         return _dumps(type(error).__name__, [str(error)[:2000]])
     if isinstance(error, TransferError):

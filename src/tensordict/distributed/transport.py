@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
@@ -117,6 +118,7 @@ class TorchTransport:
     """
 
     def __init__(self, group: Any, side: Any = None) -> None:
+        group = resolve_group(group)
         # Weak: a group that is destroyed must close its connections, whatever we remember.
         self._group_ref = weakref.ref(group)
         self._side_ref = weakref.ref(group if side is None else side)
@@ -589,6 +591,21 @@ def group_rank(transport: Transport, group: Any, world: int | None, local: int |
             f"of the {transport.size} ranks of the group."
         )
     return local
+
+
+def check_timeout(timeout: Any) -> None:
+    """Refuse what is no number of seconds.
+
+    Raises:
+        TypeError: it is no number, and not None.
+        ValueError: it is negative, or not a number in the sense of IEEE.
+    """
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(f"Cannot wait for timeout={timeout!r}. Expected seconds, or None.")
+    if not float(timeout) >= 0:
+        raise ValueError(f"Cannot wait for timeout={timeout!r} seconds. Expected 0 or more.")
 
 
 def bytes_tensor(data: bytearray) -> Tensor:

@@ -29,6 +29,7 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
 
 _encoders: dict[type, tuple[str, Callable[[Any], Any]]] = {}
 _decoders: dict[str, Callable[[Any], Any]] = {}
+_owners: dict[str, str] = {}  # the class of each key of `_decoders`
 _enums: dict[str, type[Enum]] = {}
 
 
@@ -43,11 +44,22 @@ def register_value(
         encode: turns a value into one that has an encoding (a dict, say).
         decode: the inverse.
 
+    Raises:
+        ValueError: the name stands for another class already.
+
     >>> from fractions import Fraction
     >>> register_value(Fraction, "fraction", str, Fraction)
     >>> decode(encode(Fraction(1, 3)))
     Fraction(1, 3)
     """
+    name = f"{cls.__module__}.{cls.__qualname__}"  # a class may be defined again
+    owner = "a kind of plain values" if key in _MAKERS else _owners.get(key, name)
+    if owner != name:
+        raise ValueError(
+            f"Cannot register {name} under the key {key!r}: it stands for {owner} already. "
+            "Take another key."
+        )
+    _owners[key] = name
     _encoders[cls] = (key, encode)
     _decoders[key] = decode
 
@@ -128,7 +140,7 @@ def _encode(value: Any, path: Any, depth: int) -> Any:
     raise UnsupportedLeaf(
         path,
         f"a value of type {kind.__module__}.{kind.__qualname__}",
-        "Register an encoder with register_value, or store plain values.",
+        "Register an encoder with tensordict.register_value, or store plain values.",
     )
 
 
@@ -182,7 +194,8 @@ def _decode(form: Any, depth: int) -> Any:
     make = _MAKERS.get(tag[1:]) or _decoders.get(tag[1:])
     if make is None:
         raise ValueError(
-            f"values of kind {tag[1:41]!r} are not known here: register them with register_value"
+            f"values of kind {tag[1:41]!r} are not known here: register them with "
+            "tensordict.register_value"
         )
     try:
         return make(_decode(inner, depth + 1))
