@@ -245,10 +245,11 @@ class Link:
         self._sent.clear()
 
     def flush_unconfirmed(self) -> None:
-        """As `flush`, for a large payload that nobody will confirm.
+        """As `flush`, for a payload that nobody will confirm.
 
-        gloo does not wake a sender whose peer dies in the middle of a message: a thread waits,
-        and this one looks whether the peer is there.
+        gloo does not wake a sender whose peer dies in the middle of a message, nor always one
+        whose peer goes before it asks for the message: a thread waits, and this one looks whether
+        the peer is there.
         """
         peer = self.request.peer
         pending = Pending(self.flush, f"payload to {self.peer}")

@@ -167,7 +167,8 @@ def _send(link: Link, payload: _Payload) -> None:
         if not (header.inline_schema or agreed):
             link.post_bytes(payload.entry.data)
         _send_payload(link, payload, header)
-        if _has_end(header):
+        # gloo may leave asleep a sender whose message the peer has not asked for when it goes.
+        if agreed or _has_end(header):
             link.flush_unconfirmed()
         else:
             link.flush()
