@@ -16,7 +16,7 @@ def tree():
     torch.manual_seed(0)
     return TensorDict(
         {
-            "w": torch.randn(40_000),
+            "w": torch.randn(120_000),
             "norm": torch.randn(3),
             "n": {"x": torch.randn(2, 3), "i": torch.arange(3)},
             "s": "text",
@@ -79,7 +79,7 @@ def test_other_dtypes_are_a_mismatch_on_both_ranks_before_any_payload():
         lambda t: send(td, 1, transport=t), lambda t: recv(0, transport=t, policy=POLICY, out=mine)
     ):
         assert isinstance(error, SchemaMismatch)
-        assert "bfloat16 [40000] at the sender, float32 [40000] here" in str(error)
+        assert "bfloat16 [120000] at the sender, float32 [120000] here" in str(error)
     assert mine["w"].sum() == 0
     plain = convert(td, POLICY)
     for error in between(

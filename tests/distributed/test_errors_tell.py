@@ -11,7 +11,7 @@ from tensordict.distributed.testing import Fault, FaultyTransport, LoopbackGroup
 from tensordict.errors import StagingExhausted, TransferError, TransferTimeout
 
 
-def tree(numel=20_000):
+def tree(numel=60_000):
     return TensorDict({"a": torch.ones(3), **{f"large{k}": torch.ones(numel) for k in range(3)}})
 
 
@@ -29,10 +29,10 @@ def both(sender, receiver, timeout=2.0):
 @pytest.mark.parametrize(
     ("numel", "late", "stage", "done"),
     [
-        (20_000, 0, "agree", 0),
-        (20_000, 1, "payload", 0),
-        (20_000, 2, "payload", 80_000),
-        (20_000, 3, "payload", 160_000),
+        (60_000, 0, "agree", 0),
+        (60_000, 1, "payload", 0),
+        (60_000, 2, "payload", 240_000),
+        (60_000, 3, "payload", 480_000),
         (400_000, 1, "payload", 0),
         (400_000, 3, "payload", 3_200_000),
         (400_000, 4, "payload", 4_800_000),

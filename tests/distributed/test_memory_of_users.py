@@ -11,7 +11,7 @@ from tensordict.distributed import all_reduce, recv, reduce_scatter, send
 from tensordict.distributed.testing import LoopbackGroup, run_ranks
 from tensordict.errors import UnsupportedLeaf
 
-BIG = 40_000
+BIG = 60_000
 
 
 def run(main):

@@ -56,11 +56,11 @@ def counts(call, times=2):
 SENT = {
     "in the frame": (lambda: TensorDict({"a": torch.ones(3), "v": "x"}), {}, 1, 1, 1),
     "small": (small, {}, 3, 2, 1),
-    "two large": (lambda: beside(20_000), {}, 5, 4, 1),
+    "two large": (lambda: beside(60_000), {}, 5, 4, 1),
     "two large, above 2 MiB": (lambda: beside(300_000), {}, 6, 5, 2),
-    "one message": (lambda: beside(20_000), {"pack_below": 1 << 60}, 3, 2, 1),
+    "one message": (lambda: beside(60_000), {"pack_below": 1 << 60}, 3, 2, 1),
     "one message, above 2 MiB": (lambda: beside(300_000), {"pack_below": 1 << 60}, 4, 3, 2),
-    "consolidated": (lambda: beside(20_000).consolidate(), {}, 3, 2, 1),
+    "consolidated": (lambda: beside(60_000).consolidate(), {}, 3, 2, 1),
     "a list": (lambda: [small(), small()], {}, 3, 2, 1),
     "summed": (small, {"checksum": "sum64"}, 3, 2, 2),
 }
@@ -128,7 +128,7 @@ def test_messages_of_pairs(name):
 
 COLLECTIVES = {
     "broadcast": (
-        lambda t: broadcast(beside(20_000) if t.rank == 0 else None, 0, transport=t),
+        lambda t: broadcast(beside(60_000) if t.rank == 0 else None, 0, transport=t),
         # frame, schema, agreement, packed, two large
         ["broadcast", "broadcast", "all_gather", *["broadcast"] * 3],
     ),
@@ -137,7 +137,7 @@ COLLECTIVES = {
         ["broadcast", "all_gather", "broadcast"],
     ),
     "all_gather": (
-        lambda t: all_gather(beside(20_000), transport=t),
+        lambda t: all_gather(beside(60_000), transport=t),
         ["all_gather"] * 4,
     ),
     "all_gather of 1 MiB": (
@@ -145,15 +145,15 @@ COLLECTIVES = {
         ["all_gather", *["broadcast"] * 2 * N, "all_gather"],
     ),
     "all_reduce": (
-        lambda t: all_reduce(beside(20_000), transport=t),
+        lambda t: all_reduce(beside(60_000), transport=t),
         ["all_gather", *["all_reduce"] * 3],
     ),
     "reduce": (
-        lambda t: reduce(beside(20_000), 0, transport=t),
+        lambda t: reduce(beside(60_000), 0, transport=t),
         ["all_gather", *["reduce"] * 3],
     ),
     "reduce_scatter": (
-        lambda t: reduce_scatter([beside(20_000) for _ in range(N)], transport=t),
+        lambda t: reduce_scatter([beside(60_000) for _ in range(N)], transport=t),
         ["all_gather", *["reduce"] * 3] * N,
     ),
 }

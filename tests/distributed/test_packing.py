@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from tensordict.distributed import all_reduce, recv, send
 from tensordict.distributed.describe import describe
 from tensordict.distributed.endpoint import Catalogue, Endpoint
+from tensordict.distributed.packing import PACK_BELOW
 from tensordict.distributed.schema import encode
 from tensordict.distributed.testing import LoopbackGroup
 from tensordict.errors import SchemaMismatch
@@ -63,8 +64,8 @@ def test_what_a_structure_was_last_is_not_taken_for_what_it_is():
     transport = LoopbackGroup(1).transport(0)
     endpoint = Endpoint(transport)
     td = tree()
-    first = endpoint.take(td, pack_below=1 << 16)
-    again = endpoint.take(td, pack_below=1 << 16)
+    first = endpoint.take(td, pack_below=PACK_BELOW)
+    again = endpoint.take(td, pack_below=PACK_BELOW)
     assert not first.packed and again.packed and again.entry is first.entry
     changes = [
         lambda: td.set("k3", td["k3"].view(3, 2)),  # the same address, dtype and bytes
@@ -77,7 +78,7 @@ def test_what_a_structure_was_last_is_not_taken_for_what_it_is():
     ]
     for change in changes:
         change()
-        taken = endpoint.take(td, pack_below=1 << 16)
+        taken = endpoint.take(td, pack_below=PACK_BELOW)
         fresh = describe(td).schema
         assert taken.described.schema.shapes == fresh.shapes
         assert taken.described.schema.dtypes == fresh.dtypes
@@ -123,7 +124,7 @@ def test_takes_after_any_changes_are_those_of_a_fresh_look(grad, changes):
     for name, key in changes:
         if isinstance(td.get(key, None), torch.Tensor):
             CHANGES[name](td, key, td[key].detach())
-        taken = endpoint.take(td, pack_below=1 << 16)
+        taken = endpoint.take(td, pack_below=PACK_BELOW)
         parts, fresh = stage_of(td)
         assert encode(taken.described.schema) == encode(describe(td).schema)
         if not taken.packed:

@@ -165,7 +165,7 @@ def test_operations_buckets_and_handles():
 
 
 def _reduce_to(rank, size):
-    td = TensorDict({"a": torch.full((3,), rank + 1.0), "big": torch.full((30_000,), rank + 1.0)})
+    td = TensorDict({"a": torch.full((3,), rank + 1.0), "big": torch.full((60_000,), rank + 1.0)})
     td.reduce(dst=1)
     want = 6.0 if rank == 1 else rank + 1.0
     assert td["a"].eq(want).all() and td["big"].eq(want).all()

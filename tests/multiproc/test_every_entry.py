@@ -163,9 +163,9 @@ STRUCTURES = {
     "2,000 leaves": lambda s: TensorDict({f"k{i}": torch.full((2,), s + i) for i in range(2000)}),
     "60 levels": _deep,
     "keys of all kinds": _odd_keys,
-    "conjugate": lambda s: TensorDict({"small": _complex(5, s), "large": _complex(20_000, s)}),
+    "conjugate": lambda s: TensorDict({"small": _complex(5, s), "large": _complex(60_000, s)}),
     "negative": lambda s: TensorDict(
-        {"small": _complex(5, s).imag, "large": _complex(40_000, s).imag}
+        {"small": _complex(5, s).imag, "large": _complex(60_000, s).imag}
     ),
     "strided": lambda s: TensorDict(
         {
@@ -181,8 +181,8 @@ STRUCTURES = {
             "3d": (torch.arange(240.0) + s)
             .view(2, 3, 4, 5, 2)
             .contiguous(memory_format=torch.channels_last_3d),
-            "large": (torch.arange(30_000.0) + s)
-            .view(2, 15, 25, 40)
+            "large": (torch.arange(60_000.0) + s)
+            .view(2, 30, 25, 40)
             .contiguous(memory_format=torch.channels_last),
         },
         [2],

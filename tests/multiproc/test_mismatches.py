@@ -32,7 +32,7 @@ def base():
             "n": TensorDict({"c": torch.zeros(3)}, []),
             "t": One(c=torch.zeros(3)),
             "v": "text",
-            "big": torch.zeros(30_000),
+            "big": torch.zeros(60_000),
             "j": torch.nested.as_nested_tensor([torch.zeros(2)] * 2, layout=torch.jagged),
             "s": torch.eye(3).to_sparse() * 0,
         }
@@ -176,7 +176,7 @@ def _apart(n):
 
 
 def _ties(rank, size):
-    for n in (3, 30_000):
+    for n in (3, 60_000):
         for options in ({}, {"atomic": False}):
             tied, apart = _tied(n), _apart(n)
             if rank == 0:

@@ -156,7 +156,7 @@ def test_views_are_written_through():
 
 def _wider(rank, size):
     td = TensorDict({"a": torch.tensor([256.0, 1.0, 1.0][rank]).bfloat16().expand(5).clone()})
-    td["big"] = td["a"].repeat(20_000)
+    td["big"] = td["a"].repeat(60_000)
     all_reduce(td, accumulate_dtype=torch.float32)
     assert td["a"].dtype is td["big"].dtype is torch.bfloat16
     assert td["a"].eq(258).all() and td["big"].eq(258).all()  # 256 + 1 is 256 in bfloat16

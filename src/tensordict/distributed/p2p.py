@@ -33,7 +33,7 @@ class Options(TypedDict, total=False):
         strict: whether the receiver agrees before any payload is sent (default).
         checksum: ``"none"`` (default), ``"crc32"``, ``"sum64"`` or ``"blake2b"``; with one,
             the receiver confirms after it has verified the payload.
-        pack_below: leaves of fewer bytes travel in one packed message; 65536 by default.
+        pack_below: leaves of fewer bytes travel in one packed message; 192 KiB by default.
         limits: what this rank accepts from the peer.
         policy: a `tensordict.placement.CastPolicy` by which a sender casts the leaves before
             they travel, or a receiver when they have arrived (``LossyCast`` is then raised by

@@ -23,8 +23,8 @@ from ..storage.values import dtype_name
 from .one_buffer import OneBuffer, plan_one_buffer
 from .schema import FORMATS, Schema
 
-# Measured: up to here a copy costs less than a message.
-PACK_BELOW: Final = 64 << 10
+# Measured over gloo: up to here a copy, or one on either side, costs less than a message.
+PACK_BELOW: Final = 192 << 10
 # Dtypes of less than a byte that torch stores one a byte, and cannot copy as they are.
 _SHELL: Final = re.compile("u?int[1-7]")
 # From here on, one call per group is cheaper than one call per part.

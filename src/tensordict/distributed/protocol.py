@@ -230,7 +230,7 @@ def _agree(link: Link, entry: Known, reply: tuple[Tensor, Work]) -> None:
 # the hands of the kernel at once) therefore end with one more byte, for which receivers wait
 # first, and are confirmed by an answer, for which senders wait first.
 _END_ABOVE: Final = 2 << 20
-_POSTED_FIRST: Final = 64
+_POSTED_FIRST: Final = 128
 
 
 def _has_end(header: Header) -> bool:

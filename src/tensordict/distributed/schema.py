@@ -79,7 +79,7 @@ class Schema:
     ties: dict[int, int] = field(default_factory=dict)
     values: list[str] = field(default_factory=list)
     alignment: int = 64
-    pack_below: int = 1 << 16
+    pack_below: int = 192 << 10
 
     @property
     def n_leaves(self) -> int:
