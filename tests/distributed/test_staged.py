@@ -22,7 +22,7 @@ from tensordict.distributed import (
 )
 from tensordict.distributed.loopback import LoopbackGroup
 from tensordict.distributed.testing import CountingTransport
-from tensordict.distributed.transport import Capabilities
+from tensordict.distributed.transport_protocol import Capabilities
 from tensordict.errors import TransferError
 
 

@@ -14,14 +14,9 @@ from .pending import Pending
 from .reductions import all_reduce, reduce, reduce_scatter
 from .scaled import reshard_scaled
 from .spreading import all_gather, broadcast
-from .transport import (
-    Capabilities,
-    StagedTransport,
-    TorchTransport,
-    Transport,
-    Work,
-    use_side_group,
-)
+from .staged import StagedTransport
+from .transport import TorchTransport, use_side_group
+from .transport_protocol import Capabilities, Transport, Work
 from .wire import Limits
 
 __all__ = [

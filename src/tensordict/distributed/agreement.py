@@ -24,7 +24,8 @@ from .packing import PACK_BELOW
 from .receive import reordered
 from .refusal import decode_error, encode_error
 from .schema import Schema, decode, differences, tie_differences, unlocked
-from .transport import TorchTransport, Transport, Work, bytes_tensor, check_timeout
+from .transport import TorchTransport, bytes_tensor, check_timeout
+from .transport_protocol import Transport, Work
 from .wire import Header, Kind, Limits
 
 

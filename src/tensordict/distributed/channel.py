@@ -41,7 +41,8 @@ from .link import Agreed, Request, loss_of_peer, release
 from .p2p import Options, request_of
 from .receive import New
 from .torch_work import FOREVER, pause_after
-from .transport import TorchTransport, group_rank, reconnected
+from .transport import TorchTransport, group_rank
+from .transport_protocol import reconnected
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

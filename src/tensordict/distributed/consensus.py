@@ -30,7 +30,8 @@ from ..errors import (
 from .at_exit import in_background
 from .pending import Pending
 from .torch_work import FOREVER
-from .transport import Transport, Work, bytes_tensor
+from .transport import bytes_tensor
+from .transport_protocol import Transport, Work
 
 # The errors that can be agreed on; the first of them that some rank has is what all raise.
 _KINDS: tuple[type[TransferError], ...] = (

@@ -24,7 +24,7 @@ from .describe import Described, Snapshot, same_apart, same_parts
 from .one_buffer import alignment_of, host_buffer_of
 from .packing import Packing, Stage, plan_packing, plan_whole
 from .schema import VALUE, Schema, decode, digest_of, places
-from .transport import Transport
+from .transport_protocol import Transport
 from .wire import Limits, schema_digest
 
 _MAX_SCHEMAS: Final = 64

@@ -43,7 +43,8 @@ from .consensus import Consensus, Report, Vote
 from .pending import Pending
 from .resharding import Stage, Workspace
 from .torch_work import FOREVER, LOOK_AFTER, pause_after
-from .transport import TorchTransport, Transport, Work, group_rank
+from .transport import TorchTransport, group_rank
+from .transport_protocol import Transport, Work
 
 # Tags far from those that `init_tag` of other exchanges reaches; three for each reshard.
 _FIRST_TAG = 1 << 27

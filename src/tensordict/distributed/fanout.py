@@ -26,7 +26,8 @@ from .endpoint import endpoint_of
 from .link import Request
 from .pending import Pending
 from .receive import Into, New, Target
-from .transport import MAX_TAG, TorchTransport, Transport, group_rank
+from .transport import MAX_TAG, TorchTransport, group_rank
+from .transport_protocol import Transport
 
 # Collectives have the tags at the end of the range; programs count from 0.
 _GATHER = MAX_TAG

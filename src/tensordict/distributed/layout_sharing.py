@@ -15,7 +15,8 @@ import torch
 from ..errors import LayoutError, table_of
 from ..placement.layout import Box, Layout
 from ..placement.reshard import Layouts
-from .transport import TorchTransport, Transport
+from .transport import TorchTransport
+from .transport_protocol import Transport
 
 
 def share_layouts(

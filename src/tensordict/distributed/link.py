@@ -23,7 +23,8 @@ from .packing import PACK_BELOW
 from .pending import Pending
 from .refusal import decode_error, encode_error
 from .torch_work import FOREVER, pause_after
-from .transport import MAX_TAG, Transport, Work, bytes_tensor, check_timeout
+from .transport import MAX_TAG, bytes_tensor, check_timeout
+from .transport_protocol import Transport, Work
 from .wire import Checksum, Header, Kind, Limits
 
 # A user's tag has three channels: the frame on the tag itself, what follows it and the

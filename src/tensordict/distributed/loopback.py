@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import PeerLost, TransferError, TransferTimeout
-from .transport import Capabilities
+from .transport_protocol import Capabilities
 
 _REDUCE: dict[Any, Callable[[Tensor, int], Tensor]] = {
     dist.ReduceOp.SUM: lambda x, n: x.sum(0),

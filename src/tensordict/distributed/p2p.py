@@ -16,7 +16,8 @@ from .link import Request, loss_of_peer
 from .packing import PACK_BELOW
 from .pending import Pending
 from .receive import Into, New, Target, bundled
-from .transport import TorchTransport, Transport, group_rank
+from .transport import TorchTransport, group_rank
+from .transport_protocol import Transport
 from .wire import Checksum, Limits
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ from .endpoint import Known, learn
 from .link import Link, Request, payload_sum
 from .packing import Stage
 from .refusal import decode_error, encode_error
-from .transport import Work, bytes_tensor
+from .transport import bytes_tensor
+from .transport_protocol import Work
 from .wire import Checksum, Header, Kind, Limits
 
 

@@ -34,7 +34,8 @@ from .packing import Stage
 from .pending import Pending
 from .receive import unwritable
 from .schema import places
-from .transport import Transport, Work, group_rank
+from .transport import group_rank
+from .transport_protocol import Transport, Work
 
 _OPS: Final = {
     "sum": dist.ReduceOp.SUM,

@@ -22,7 +22,8 @@ from .endpoint import Known, learn
 from .packing import PACK_BELOW, Stage, sendable
 from .receive import Landing, New, no_device, values_of
 from .refusal import decode_error, encode_error
-from .transport import Transport, Work, bytes_tensor, group_rank
+from .transport import bytes_tensor, group_rank
+from .transport_protocol import Transport, Work
 from .wire import Header, Kind
 
 BROADCAST_FROM: Final = 1 << 20  # bytes from which all_gather broadcasts the part of each rank

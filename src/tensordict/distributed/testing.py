@@ -30,7 +30,7 @@ from torch import Tensor
 from .golden import golden_reshard, simulate_reshard
 from .loopback import LoopbackGroup, LoopbackTransport
 from .ranks import RankFailed, close_pools, run_ranks
-from .transport import Capabilities, Transport, Work, reconnected
+from .transport_protocol import Capabilities, Transport, Work, reconnected
 
 __all__ = [
     "CountingTransport",

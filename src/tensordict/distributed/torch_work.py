@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import PeerLost, TransferError, TransferTimeout
 
 if TYPE_CHECKING:
-    from .transport import Transport
+    from .transport_protocol import Transport
 
 # What follows from a timeout of one message.
 CLOSES_ALL: Final = "whereupon gloo closed its connections to all ranks of the group"

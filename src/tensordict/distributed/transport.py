@@ -1,8 +1,7 @@
-"""What an exchange needs from the world: numbered ranks, tagged messages, collectives.
+"""`TorchTransport`: messages and collectives over a ``torch.distributed`` process group.
 
-`Transport` is the protocol; `TorchTransport` speaks it over a ``torch.distributed``
-process group.  `loopback` has one for threads of a single process, and `testing` has
-those that count messages or fail on purpose.  Ranks here are ranks *in the group*.
+`loopback` has a transport for threads of a single process, `staged` one for backends that carry
+tensors of a device only, and `testing` has those that count messages or fail on purpose.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -21,91 +19,13 @@ from torch import Tensor
 
 from ..errors import PeerLost, TransferError
 from .pair import connect_pair
+from .staged import StagedTransport
 from .torch_work import CLOSES_ALL, CollectiveWork, TorchWork, translate
+from .transport_protocol import Capabilities, Transport, Work, reconnected
 
 MAX_TAG: Final = (1 << 28) - 1
 # Nobody sends on this tag, which lies beyond all bands of tags that users' tags have.
 _PROBE_TAG: Final = 3 << 28
-
-
-@runtime_checkable
-class Work(Protocol):
-    """A message under way."""
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return when the message is through.
-
-        Args:
-            timeout: seconds; ``None`` is the transport's own timeout.
-
-        Raises:
-            TransferTimeout: nothing happened for that long.
-            PeerLost: the peer is gone.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a transport can carry.
-
-    Attributes:
-        devices: device types whose tensors it can send as they are.
-        exact_counts: whether both ends of a payload message must have equal sizes.
-        side_channel: whether frames and answers travel apart from payloads.
-        tags: whether payloads of one pair of ranks are told apart by tags; without them one
-            exchange at a time is under way.
-    """
-
-    devices: frozenset[str] = frozenset({"cpu"})
-    exact_counts: bool = False
-    side_channel: bool = False
-    tags: bool = True
-
-
-class Transport(Protocol):
-    """Point-to-point messages and the collectives that are built on here.
-
-    Tensors are contiguous.  Messages of one (source, destination, tag) arrive in order.
-    ``control`` marks frames, answers and schemas (always CPU bytes), which a transport
-    may carry on another channel than payloads.  One that can connect two ranks anew has a method
-    ``reconnect`` besides, as `TorchTransport` has: `Channel.reset` needs it.
-    """
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def capabilities(self) -> Capabilities: ...
-
-    def isend(self, tensor: Tensor, dst: int, tag: int, *, control: bool = False) -> Work: ...
-
-    def irecv(self, tensor: Tensor, src: int, tag: int, *, control: bool = False) -> Work: ...
-
-    def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> Work: ...
-
-    def all_gather(
-        self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False
-    ) -> Work: ...
-
-    def all_reduce(self, tensor: Tensor, op: Any) -> Work: ...
-
-    def reduce(self, tensor: Tensor, dst: int, op: Any) -> Work: ...
-
-    def lost(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Those of some ranks whose connection is known to have ended, with the reason.
-
-        Does not wait.  It is asked while a message takes long, since a backend may leave those
-        who wait for the rest of a message asleep.
-        """
-        ...
-
-    def name_of(self, rank: int) -> str:
-        """How errors call a rank of this group."""
-        ...
 
 
 class TorchTransport:
@@ -371,134 +291,6 @@ class PairTransport(TorchTransport):
     def name_of(self, rank: int) -> str:
         """As the transport of the group."""
         return self._base.name_of(rank)
-
-
-def reconnected(
-    transport: Transport, peer: int, key: str, timeout: float | None = None
-) -> Transport:
-    """New connections to one rank, by a transport that can make them: see `TorchTransport`."""
-    make = getattr(transport, "reconnect", None)
-    if make is None:
-        raise TransferError(
-            f"Cannot make new connections: {type(transport).__name__} has no method reconnect. "
-            "Make a new transport."
-        )
-    found: Transport = make(peer, key, timeout)
-    return found
-
-
-class _CopyBack:
-    """A message that lands on the device, and is copied to where it belongs when it is there."""
-
-    __slots__ = ("_pairs", "_work")
-
-    def __init__(self, work: Work, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self._work = work
-        self._pairs = list(pairs)
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._work.wait(timeout)
-        with torch.no_grad():
-            for target, source in self._pairs:
-                target.copy_(source)
-        self._pairs.clear()
-
-
-class StagedTransport:
-    """A transport that moves tensors of other devices to its own and back (for nccl).
-
-    Frames and answers are not concerned: the inner transport has a side channel for them.
-
-    Args:
-        inner: carries tensors of ``device``, and control messages of the host.
-        device: the device of this rank.
-        to_device: copies a tensor to the device; ``tensor.to(device)`` by default.
-        is_there: whether a tensor can be carried as it is; by default, whether it is on a
-            device of that type.
-    """
-
-    def __init__(
-        self,
-        inner: Transport,
-        device: torch.device,
-        *,
-        to_device: Callable[[Tensor], Tensor] | None = None,
-        is_there: Callable[[Tensor], bool] | None = None,
-    ) -> None:
-        self._inner = inner
-        self._to = (lambda x: x.to(device)) if to_device is None else to_device
-        self._is_there = (lambda x: x.device.type == device.type) if is_there is None else is_there
-
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
-    @property
-    def capabilities(self) -> Capabilities:
-        inner = self._inner.capabilities
-        return Capabilities(
-            devices=inner.devices | {"cpu"},
-            exact_counts=inner.exact_counts,
-            side_channel=inner.side_channel,
-            tags=inner.tags,
-        )
-
-    def lost(self, ranks: Iterable[int]) -> dict[int, str]:
-        """As the inner transport."""
-        return self._inner.lost(ranks)
-
-    def reconnect(self, peer: int, key: str, timeout: float | None = None) -> Transport:
-        """As the inner transport; what is sent goes over host memory."""
-        return reconnected(self._inner, peer, key, timeout)
-
-    def name_of(self, rank: int) -> str:
-        """As the inner transport."""
-        return self._inner.name_of(rank)
-
-    def _there(self, tensor: Tensor) -> Tensor:
-        return tensor if self._is_there(tensor) else self._to(tensor)
-
-    def _landing(self, work: Work, pairs: Sequence[tuple[Tensor, Tensor]]) -> Work:
-        moved = [(target, source) for target, source in pairs if target is not source]
-        return _CopyBack(work, moved) if moved else work
-
-    def isend(self, tensor: Tensor, dst: int, tag: int, *, control: bool = False) -> Work:
-        if not control:
-            tensor = self._there(tensor)
-        return self._inner.isend(tensor, dst, tag, control=control)
-
-    def irecv(self, tensor: Tensor, src: int, tag: int, *, control: bool = False) -> Work:
-        if control:
-            return self._inner.irecv(tensor, src, tag, control=True)
-        there = self._there(tensor)
-        return self._landing(self._inner.irecv(there, src, tag), [(tensor, there)])
-
-    def broadcast(self, tensor: Tensor, src: int, *, control: bool = False) -> Work:
-        if control:
-            return self._inner.broadcast(tensor, src, control=True)
-        there = self._there(tensor)
-        work = self._inner.broadcast(there, src)
-        return work if src == self.rank else self._landing(work, [(tensor, there)])
-
-    def all_gather(self, out: Sequence[Tensor], tensor: Tensor, *, control: bool = False) -> Work:
-        if control:
-            return self._inner.all_gather(out, tensor, control=True)
-        there = [self._there(x) for x in out]
-        work = self._inner.all_gather(there, self._there(tensor))
-        return self._landing(work, list(zip(out, there)))
-
-    def all_reduce(self, tensor: Tensor, op: Any) -> Work:
-        there = self._there(tensor)
-        return self._landing(self._inner.all_reduce(there, op), [(tensor, there)])
-
-    def reduce(self, tensor: Tensor, dst: int, op: Any) -> Work:
-        there = self._there(tensor)
-        work = self._inner.reduce(there, dst, op)
-        return self._landing(work, [(tensor, there)]) if dst == self.rank else work
 
 
 def _transport_for(group: Any) -> Transport:
