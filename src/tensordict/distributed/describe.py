@@ -318,16 +318,22 @@ def _ties(parts: list[Tensor], pointers: list[int]) -> dict[int, int]:
     return out
 
 
-def _same_nodes(a: Schema, b: Schema) -> bool:
+def _same_entries(a: Schema, b: Schema) -> bool:
     return (
         a.keys == b.keys
         and a.entries == b.entries
         and a.dtypes == b.dtypes
         and a.headers == b.headers
         and a.kinds == b.kinds
-        and a.locked == b.locked
         and a.values == b.values
         and a.composites == b.composites
+    )
+
+
+def _same_nodes(a: Schema, b: Schema) -> bool:
+    return (
+        _same_entries(a, b)
+        and a.locked == b.locked
         and a.alignment == b.alignment
         and a.pack_below == b.pack_below
     )
@@ -349,17 +355,7 @@ def alike(a: Schema, b: Schema) -> bool:
 
     False says nothing: `schema.differences` and `receive.reordered` look at each path.
     """
-    return a is b or (
-        a.keys == b.keys
-        and a.entries == b.entries
-        and a.dtypes == b.dtypes
-        and a.shapes == b.shapes
-        and a.headers == b.headers
-        and a.kinds == b.kinds
-        and a.values == b.values
-        and a.composites == b.composites
-        and a.ties == b.ties
-    )
+    return a is b or (_same_entries(a, b) and a.shapes == b.shapes and a.ties == b.ties)
 
 
 def encode_values(described: Described, paths: Sequence[Any]) -> list[Any]:
